@@ -1,0 +1,60 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+STUB := src/soapstone/_core.pyi
+CORE_SOURCES := CMakeLists.txt $(wildcard cpp/*.cpp cpp/*.hpp cpp/*.h)
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+# What stubtest says of nanobind's own function, class and enum types, whatever the stub holds.
+NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at runtime|but runtime is not$$|\.__nb_enum__ is not present|__init__ is inconsistent, stub does not have \*
+STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
+
+.PHONY: help setup demo test lint types check-stub unit bench bench-all stub clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/installed  ## make .venv and install soapstone into it; afterwards only rebuilds what changed
+
+# The build requirements come first, so that the package builds in .venv itself and no second torch is fetched.
+.venv/build-tools: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP_INSTALL) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+.venv/installed: .venv/build-tools $(CORE_SOURCES)
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: setup  ## run the example
+	$(BIN)/python examples/demo.py
+
+test: lint types check-stub unit  ## everything that must hold before a commit
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup
+	$(BIN)/mypy
+
+check-stub: setup
+	@mkdir -p build
+	$(STUBGEN) -o build/_core.pyi
+	@diff -u $(STUB) build/_core.pyi || { echo "$(STUB) is not what the core says; run: make stub" >&2; exit 1; }
+	! $(BIN)/python -m mypy.stubtest --concise soapstone._core 2>&1 | grep -vE '$(NANOBIND_SELF)'
+
+unit: setup
+	$(BIN)/python -m pytest -n 2
+
+bench: setup  ## the quick benchmarks
+	$(BIN)/python -m benchmarks
+
+bench-all: setup  ## all benchmarks
+	$(BIN)/python -m benchmarks --all
+
+stub: setup  ## write src/soapstone/_core.pyi anew from the compiled core
+	$(STUBGEN) -o $(STUB)
+
+clean:  ## remove what was built, and .venv
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

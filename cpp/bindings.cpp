@@ -1,0 +1,284 @@
+// The one file that sees both Python and the core. It converts and forwards; whatever decides anything belongs in
+// the core.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "taskgraph.hpp"
+#include "timeline.hpp"
+#include "topology.hpp"
+
+namespace nb = nanobind;
+
+// ---- timeline ----
+
+template <typename T>
+using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+using NumpyColumn = nb::ndarray<nb::numpy, const T, nb::ndim<1>, nb::c_contig>;
+
+template <typename T>
+std::vector<T> to_vector(const Column<T>& column) {
+  return {column.data(), column.data() + column.size()};
+}
+
+// The arrays look into the timeline, which they keep alive.
+template <auto Member>
+auto view_column(const soapstone::Timeline& timeline) {
+  const auto& column = timeline.*Member;
+  return NumpyColumn<typename std::decay_t<decltype(column)>::value_type>(column.data(), {column.size()});
+}
+
+soapstone::Timeline play(const Column<uint64_t>& keys, const Column<int64_t>& latency,
+                         const Column<int32_t>& hold_begin, const Column<int32_t>& hold_resource,
+                         const Column<int64_t>& hold_duration, const Column<int32_t>& predecessor_begin,
+                         const Column<int32_t>& predecessors, int32_t num_resources) {
+  if (hold_resource.size() != hold_duration.size()) throw std::invalid_argument("one hold_duration a hold_resource");
+  soapstone::TaskList tasks{to_vector(keys), to_vector(latency), to_vector(hold_begin), {},
+                            to_vector(predecessor_begin), to_vector(predecessors), num_resources};
+  for (size_t i = 0; i < hold_resource.size(); ++i) tasks.holds.push_back({hold_resource(i), hold_duration(i)});
+  return soapstone::play(tasks);
+}
+
+void bind_timeline(nb::module_& m) {
+  using soapstone::Timeline;
+  nb::class_<Timeline>(m, "Timeline")
+      .def_prop_ro("ready", view_column<&Timeline::ready>, nb::rv_policy::reference_internal)
+      .def_prop_ro("start", view_column<&Timeline::start>, nb::rv_policy::reference_internal)
+      .def_prop_ro("end", view_column<&Timeline::end>, nb::rv_policy::reference_internal)
+      .def_prop_ro("hold_start", view_column<&Timeline::hold_start>, nb::rv_policy::reference_internal)
+      .def_prop_ro("order", view_column<&Timeline::order>, nb::rv_policy::reference_internal)
+      .def_ro("makespan", &Timeline::makespan);
+  m.def("play", play, nb::arg("keys"), nb::arg("latency"), nb::arg("hold_begin"), nb::arg("hold_resource"),
+        nb::arg("hold_duration"), nb::arg("predecessor_begin"), nb::arg("predecessors"), nb::arg("num_resources"),
+        "Play tasks, rows in increasing key, through Algorithm 1; raises ValueError on bad rows or a cycle.");
+}
+
+// ---- topology ----
+
+using HoldPairs = std::vector<std::pair<int32_t, int64_t>>;
+
+HoldPairs to_pairs(const std::vector<soapstone::Hold>& holds) {
+  HoldPairs pairs;
+  for (const soapstone::Hold& hold : holds) pairs.emplace_back(hold.resource, hold.duration);
+  return pairs;
+}
+
+std::pair<HoldPairs, int64_t> transfer(const soapstone::Topology& self, int32_t source, int32_t target, int64_t bytes) {
+  std::vector<soapstone::Hold> holds;
+  const int64_t latency = self.transfer(source, target, bytes, holds);
+  return {to_pairs(holds), latency};
+}
+
+std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const std::vector<int32_t>& devices,
+                                         int64_t bytes) {
+  std::vector<soapstone::Hold> holds;
+  const int64_t latency = self.all_reduce(devices, bytes, holds);
+  return {to_pairs(holds), latency};
+}
+
+void bind_topology(nb::module_& m) {
+  using soapstone::Link;
+  using soapstone::Topology;
+  nb::class_<Link>(m, "Link")
+      .def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool>(), nb::arg("source"), nb::arg("target"),
+           nb::arg("bandwidth"), nb::arg("latency"), nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"));
+  nb::class_<Topology>(m, "Topology")
+      .def(nb::init<int32_t, int32_t, std::vector<int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
+           nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"))
+      .def_prop_ro("num_devices", &Topology::num_devices)
+      .def_prop_ro("num_resources", &Topology::num_resources)
+      .def("route", &Topology::route, nb::arg("source"), nb::arg("target"))
+      .def("transfer", transfer, nb::arg("source"), nb::arg("target"), nb::arg("bytes"),
+           "Return ([(resource, ns), ...], latency in ns) of one message.")
+      .def("all_reduce", all_reduce, nb::arg("devices"), nb::arg("bytes"),
+           "Return ([(resource, ns), ...], latency in ns) of an all-reduce: the better of ring and tree.");
+}
+
+// ---- operator graph ----
+
+using BoxPairs = std::vector<std::pair<int64_t, int64_t>>;
+using LineTuple = std::tuple<int64_t, int64_t, int64_t>;
+using FactorTuple = std::tuple<int64_t, int32_t, LineTuple, LineTuple>;
+using Axes = std::vector<std::vector<int32_t>>;
+using StepTuple = std::tuple<std::vector<int32_t>, std::vector<int32_t>, soapstone::Sizes, std::vector<bool>,
+                             std::vector<std::vector<std::vector<FactorTuple>>>, std::vector<Axes>>;
+using DimTuple = std::tuple<int64_t, int32_t, int32_t, bool, bool>;
+using CombineTuple = std::tuple<bool, bool, bool, std::vector<int32_t>, int64_t, int64_t>;
+using OperandPairs = std::vector<std::pair<int32_t, int32_t>>;
+
+BoxPairs to_pairs(const soapstone::Box& box) {
+  BoxPairs pairs;
+  for (const auto& interval : box) pairs.emplace_back(interval.lo, interval.hi);
+  return pairs;
+}
+
+std::vector<BoxPairs> to_pairs(const std::vector<soapstone::Box>& boxes) {
+  std::vector<BoxPairs> result;
+  for (const auto& box : boxes) result.push_back(to_pairs(box));
+  return result;
+}
+
+soapstone::Line to_line(const LineTuple& line) { return {std::get<0>(line), std::get<1>(line), std::get<2>(line)}; }
+
+soapstone::Step to_step(const StepTuple& tuple) {
+  const auto& [inputs, outputs, dims, whole, reads, writes] = tuple;
+  soapstone::Step step{inputs, outputs, dims, whole, {}, writes};
+  for (const auto& input : reads) {
+    auto& axes = step.reads.emplace_back();
+    for (const auto& axis : input) {
+      auto& factors = axes.emplace_back();
+      for (const auto& [size, dim, lower, upper] : axis) factors.push_back({size, dim, to_line(lower), to_line(upper)});
+    }
+  }
+  return step;
+}
+
+int32_t add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values, const std::vector<StepTuple>& steps,
+               const std::vector<DimTuple>& dims, const OperandPairs& inputs, const OperandPairs& outputs, int32_t head,
+               const CombineTuple& combine, bool backward) {
+  soapstone::Op op;
+  op.values = std::move(values);
+  for (const auto& step : steps) op.steps.push_back(to_step(step));
+  for (const auto& [size, step, step_dim, combinable, extra] : dims)
+    op.dims.push_back({size, step, step_dim, combinable, extra});
+  for (const auto& [tensor, value] : inputs) op.inputs.push_back({tensor, value});
+  for (const auto& [tensor, value] : outputs) op.outputs.push_back({tensor, value});
+  op.head = head;
+  const auto& [exists, gather, finish, combine_dims, factor, item_size] = combine;
+  op.combine = {exists, gather, finish, combine_dims, factor, item_size};
+  op.backward = backward;
+  return self.add_op(std::move(op));
+}
+
+auto regions_of(const soapstone::Graph& self, int32_t op, const std::vector<int32_t>& degrees, int64_t part) {
+  const auto regions = soapstone::regions(self.ops.at(op), soapstone::op_box(self.ops.at(op), degrees, part));
+  std::vector<std::vector<BoxPairs>> needs;
+  for (const auto& boxes : regions.needs) needs.push_back(to_pairs(boxes));
+  return std::tuple(to_pairs(regions.step_dims), needs, to_pairs(regions.values));
+}
+
+void bind_graph(nb::module_& m) {
+  using soapstone::Graph;
+  nb::class_<Graph>(m, "Graph")
+      .def(nb::init<>())
+      .def("add_tensor",
+           [](Graph& self, int32_t source, int64_t item_size, bool grad, const soapstone::Factoring& axes) {
+             return self.add_tensor(static_cast<soapstone::Source>(source), item_size, grad, axes);
+           },
+           nb::arg("source"), nb::arg("item_size"), nb::arg("grad"), nb::arg("axes"),
+           "Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.")
+      .def("add_op", add_op, nb::arg("values"), nb::arg("steps"), nb::arg("dims"), nb::arg("inputs"),
+           nb::arg("outputs"), nb::arg("head"), nb::arg("combine"), nb::arg("backward"))
+      .def("factoring", [](const Graph& self, int32_t tensor) { return self.tensors.at(tensor).factoring; },
+           nb::arg("tensor"), "The common refinement of a tensor's writer and readers: sizes, axis by axis.")
+      .def("regions", regions_of, nb::arg("op"), nb::arg("degrees"), nb::arg("part"),
+           "Boxes of one part: (each step's dims, what each step needs of each input, each value).");
+}
+
+// ---- task graph ----
+
+template <typename T, typename Get>
+auto task_column(Get get) {
+  return [get](const soapstone::TaskGraph& self) {
+    auto* column = new std::vector<T>();
+    for (const auto& task : self.tasks) column->push_back(static_cast<T>(get(task)));
+    nb::capsule owner(column, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
+    return nb::ndarray<nb::numpy, const T, nb::ndim<1>>(column->data(), {column->size()}, owner);
+  };
+}
+
+void make_task_graph(
+    soapstone::TaskGraph* self, const soapstone::Graph& graph, const soapstone::Topology& topology,
+    const std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>>& strategy,
+    const std::vector<std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>>& times,
+    std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
+  std::vector<soapstone::Configuration> configurations;
+  for (const auto& [degrees, devices] : strategy) configurations.push_back({degrees, devices});
+  std::vector<std::vector<soapstone::PartTimes>> part_times;
+  for (const auto& parts : times) {
+    auto& row = part_times.emplace_back();
+    for (const auto& [forward, backward, finish_forward, finish_backward] : parts)
+      row.push_back({forward, backward, finish_forward, finish_backward});
+  }
+  new (self) soapstone::TaskGraph(graph, topology, std::move(configurations), std::move(part_times),
+                                  std::move(update_ns_per_element), update_overhead, bucket_bytes);
+}
+
+using FetchTuple = std::pair<BoxPairs, std::vector<std::pair<int32_t, std::vector<BoxPairs>>>>;
+
+FetchTuple fetch_of(const soapstone::TaskGraph& self, int32_t op, int32_t part, int32_t input) {
+  const auto& fetch = self.fetches.at(op).at(part).at(input);
+  FetchTuple result{to_pairs(fetch.hull), {}};
+  for (const auto& [flow, boxes] : fetch.flows) result.second.emplace_back(flow, to_pairs(boxes));
+  return result;
+}
+
+auto pieces_of(const soapstone::TaskGraph& self, int32_t tensor) {
+  std::vector<std::pair<std::vector<int32_t>, std::vector<BoxPairs>>> result;
+  for (const auto& piece : self.pieces.at(tensor)) result.emplace_back(piece.holders, to_pairs(piece.boxes));
+  return result;
+}
+
+void bind_task_graph(nb::module_& m) {
+  using soapstone::Flow;
+  using soapstone::Task;
+  using soapstone::TaskGraph;
+  nb::class_<Task>(m, "Task")
+      .def_ro("key", &Task::key)
+      .def_prop_ro("kind", [](const Task& task) { return static_cast<int32_t>(task.kind); })
+      .def_ro("op", &Task::op)
+      .def_ro("part", &Task::part)
+      .def_ro("backward", &Task::backward)
+      .def_ro("finish", &Task::finish)
+      .def_ro("bytes", &Task::bytes)
+      .def_ro("latency", &Task::latency)
+      .def_ro("flow", &Task::flow)
+      .def_ro("devices", &Task::devices)
+      .def_ro("pieces", &Task::pieces)
+      .def_ro("after", &Task::after)
+      .def_prop_ro("holds", [](const Task& task) { return to_pairs(task.holds); });
+  nb::class_<Flow>(m, "Flow")
+      .def_ro("tensor", &Flow::tensor)
+      .def_ro("part", &Flow::part)
+      .def_ro("device", &Flow::device)
+      .def_ro("source", &Flow::source)
+      .def_ro("forward", &Flow::forward)
+      .def_ro("backward", &Flow::backward)
+      .def_ro("readers", &Flow::readers)
+      .def_prop_ro("hull", [](const Flow& flow) { return to_pairs(flow.hull); });
+  nb::class_<TaskGraph>(m, "TaskGraph")
+      .def("__init__", make_task_graph, nb::arg("graph"), nb::arg("topology"), nb::arg("strategy"), nb::arg("times"),
+           nb::arg("update_ns_per_element"), nb::arg("update_overhead"), nb::arg("bucket_bytes"),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def("__len__", [](const TaskGraph& self) { return self.tasks.size(); })
+      .def("play", [](const TaskGraph& self) { return soapstone::play(self.list()); })
+      .def("task", [](const TaskGraph& self, size_t row) -> const Task& { return self.tasks.at(row); },
+           nb::arg("row"), nb::rv_policy::reference_internal)
+      .def_prop_ro("num_flows", [](const TaskGraph& self) { return self.flows.size(); })
+      .def("flow", [](const TaskGraph& self, size_t index) -> const Flow& { return self.flows.at(index); },
+           nb::arg("index"), nb::rv_policy::reference_internal)
+      .def("fetch", fetch_of, nb::arg("op"), nb::arg("part"), nb::arg("input"),
+           "What a part reads of an input: (hull, [(flow, boxes), ...]), in the tensor's factoring.")
+      .def("pieces", pieces_of, nb::arg("tensor"), "A parameter's pieces: [(holders, boxes), ...].")
+      .def("groups", [](const TaskGraph& self, size_t op) { return self.groups.at(op); }, nb::arg("op"),
+           "An op's combine groups, each the parts that combine; empty where none does.")
+      .def_prop_ro("keys", task_column<uint64_t>([](const Task& task) { return task.key; }))
+      .def_prop_ro("kinds", task_column<int32_t>([](const Task& task) { return task.kind; }))
+      .def_prop_ro("ops", task_column<int32_t>([](const Task& task) { return task.op; }))
+      .def_prop_ro("parts", task_column<int32_t>([](const Task& task) { return task.part; }))
+      .def_prop_ro("latencies", task_column<int64_t>([](const Task& task) { return task.latency; }))
+      .def_prop_ro("bytes", task_column<int64_t>([](const Task& task) { return task.bytes; }));
+}
+
+NB_MODULE(_core, m) {
+    m.doc() = "The compiled core: geometry, topology, task graph, timeline.";
+    bind_timeline(m);
+    bind_topology(m);
+    bind_graph(m);
+    bind_task_graph(m);
+}

@@ -1,0 +1,122 @@
+#include "opgraph.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace soapstone {
+
+namespace {
+
+int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0)); }
+int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
+
+Interval read(const Factor& factor, const Box& step_dims) {
+  const Interval from = factor.dim < 0 ? Interval{0, 1} : step_dims[factor.dim];
+  if (from.empty()) return {0, 0};
+  const int64_t lo = floor_div(factor.lower.p * from.lo + factor.lower.b, factor.lower.q);
+  const int64_t hi = ceil_div(factor.upper.p * from.hi + factor.upper.b, factor.upper.q);
+  const Interval clamped{std::clamp<int64_t>(lo, 0, factor.size), std::clamp<int64_t>(hi, 0, factor.size)};
+  return clamped.empty() ? Interval{0, 0} : clamped;
+}
+
+Factoring factoring_of(const std::vector<std::vector<Factor>>& axes) {
+  Factoring result;
+  for (const auto& axis : axes) {
+    result.emplace_back();
+    for (const auto& factor : axis) result.back().push_back(factor.size);
+  }
+  return result;
+}
+
+Box need(const std::vector<std::vector<Factor>>& axes, const Box& step_dims) {
+  Box box;
+  for (const auto& axis : axes)
+    for (const auto& factor : axis) box.push_back(read(factor, step_dims));
+  return box;
+}
+
+// The step's dims that a needed box of one of its outputs asks for.
+void ask(const std::vector<std::vector<int32_t>>& write, const Box& box, Box& step_dims, std::vector<bool>& asked) {
+  size_t at = 0;
+  for (const auto& axis : write)
+    for (const int32_t dim : axis) {
+      step_dims[dim] = asked[dim] ? hull(step_dims[dim], box[at]) : box[at];
+      asked[dim] = true;
+      ++at;
+    }
+}
+
+}  // namespace
+
+int32_t Graph::add_tensor(Source source, int64_t item_size, bool grad, const Factoring& axes) {
+  Tensor tensor;
+  tensor.source = source;
+  tensor.item_size = item_size;
+  tensor.grad = grad;
+  tensor.factoring = refine(axes, axes);
+  tensors.push_back(std::move(tensor));
+  return static_cast<int32_t>(tensors.size()) - 1;
+}
+
+int32_t Graph::add_op(Op op) {
+  const auto index = static_cast<int32_t>(ops.size());
+  for (size_t i = 0; i < op.outputs.size(); ++i) {
+    auto& tensor = tensors.at(op.outputs[i].tensor);
+    tensor.producer = index;
+    tensor.output = static_cast<int32_t>(i);
+    tensor.factoring = refine(op.values[op.outputs[i].value], op.values[op.outputs[i].value]);
+  }
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    auto& tensor = tensors.at(op.inputs[i].tensor);
+    tensor.readers.emplace_back(index, static_cast<int32_t>(i));
+    tensor.factoring = refine(tensor.factoring, op.values[op.inputs[i].value]);
+  }
+  ops.push_back(std::move(op));
+  return index;
+}
+
+Box op_box(const Op& op, const std::vector<int32_t>& degrees, int64_t part) {
+  Box box(op.dims.size());
+  for (size_t i = op.dims.size(); i-- > 0;) {
+    box[i] = part_interval(part % degrees[i], degrees[i], op.dims[i].size);
+    part /= degrees[i];
+  }
+  return box;
+}
+
+Regions regions(const Op& op, const Box& box) {
+  Regions result;
+  result.values.resize(op.values.size());
+  result.step_dims.resize(op.steps.size());
+  result.needs.resize(op.steps.size());
+  std::vector<bool> needed(op.values.size(), false);
+  for (size_t s = op.steps.size(); s-- > 0;) {
+    const auto& step = op.steps[s];
+    Box& dims = result.step_dims[s];
+    for (const int64_t size : step.dims) dims.push_back({0, size});
+    std::vector<bool> asked(dims.size(), false);
+    for (size_t i = 0; i < step.outputs.size(); ++i)
+      if (needed[step.outputs[i]]) ask(step.writes[i], result.values[step.outputs[i]], dims, asked);
+    for (size_t i = 0; i < op.dims.size(); ++i)
+      if (op.dims[i].step == static_cast<int32_t>(s)) dims[op.dims[i].step_dim] = box[i];
+    for (size_t i = 0; i < dims.size(); ++i)
+      if (step.whole[i]) dims[i] = {0, step.dims[i]};
+    for (size_t i = 0; i < step.outputs.size(); ++i) {
+      Box out;
+      for (const auto& axis : step.writes[i])
+        for (const int32_t dim : axis) out.push_back(dims[dim]);
+      result.values[step.outputs[i]] = std::move(out);
+    }
+    for (size_t i = 0; i < step.inputs.size(); ++i) {
+      const int32_t value = step.inputs[i];
+      result.needs[s].push_back(need(step.reads[i], dims));
+      const Box covered = cover(result.needs[s].back(), factoring_of(step.reads[i]), op.values[value]);
+      if (needed[value]) extend(result.values[value], covered);
+      else result.values[value] = covered;
+      needed[value] = true;
+    }
+  }
+  return result;
+}
+
+}  // namespace soapstone

@@ -1,0 +1,253 @@
+#include "topology.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <queue>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+namespace soapstone {
+namespace {
+
+constexpr int64_t largest = int64_t{1} << 53;  // bytes, bytes/s, ns of a hold: whole numbers in a double
+constexpr int64_t largest_latency = int64_t{1} << 40;  // ns, some 18 minutes: far from overflow in sums over hops
+constexpr int64_t routing_bytes = 1 << 20;
+
+// ceil(times / parts * bytes * 1e9 / bandwidth), exactly: double rounding would make holds depend on how it is written.
+int64_t wire_time(const Link& link, int64_t bytes, int64_t times, int64_t parts) {
+  using Wide = unsigned __int128;
+  const Wide work = static_cast<Wide>(times) * static_cast<Wide>(bytes) * 1'000'000'000u;
+  const Wide rate = static_cast<Wide>(parts) * static_cast<Wide>(link.bandwidth);
+  const Wide time = (work + rate - 1) / rate;
+  if (time > static_cast<Wide>(largest)) {
+    throw std::invalid_argument("a message of " + std::to_string(bytes) + " bytes takes longer than 2^53 ns");
+  }
+  return static_cast<int64_t>(time);
+}
+
+int64_t hold_time(const Link& link, int64_t bytes, int64_t times = 1, int64_t parts = 1) {
+  return link.overhead + wire_time(link, bytes, times, parts);
+}
+
+void check_bytes(int64_t bytes) {
+  if (bytes < 0 || bytes > largest) throw std::invalid_argument("bytes out of range: " + std::to_string(bytes));
+}
+
+int64_t at_least_one(int64_t latency, int64_t longest) { return longest + latency < 1 ? 1 : latency; }
+
+}  // namespace
+
+Topology::Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_t> node_of_device,
+                   std::vector<Link> links)
+    : num_devices_(num_devices), node_of_device_(std::move(node_of_device)), links_(std::move(links)) {
+  if (num_devices < 1 || num_switches < 0) throw std::invalid_argument("a topology has at least one device");
+  if (node_of_device_.size() != static_cast<size_t>(num_devices)) {
+    throw std::invalid_argument("node_of_device needs one entry a device");
+  }
+  const int32_t num_vertices = num_devices + num_switches;
+  edges_.resize(num_vertices);
+  routes_.resize(num_devices);
+  for (size_t i = 0; i < links_.size(); ++i) {
+    Link& link = links_[i];
+    check_link(link, num_vertices);
+    link.bandwidth = std::round(link.bandwidth);
+    const int64_t weight = link.latency + hold_time(link, routing_bytes);
+    edges_[link.source].push_back({link.target, num_resources(), weight});
+    link_of_resource_.push_back(static_cast<int32_t>(i));
+    if (link.duplex) link_of_resource_.push_back(static_cast<int32_t>(i));
+    edges_[link.target].push_back({link.source, num_resources() - 1, weight});
+  }
+  check_connected();
+}
+
+void Topology::check_link(const Link& link, int32_t num_vertices) const {
+  const auto outside = [&](int32_t vertex) { return vertex < 0 || vertex >= num_vertices; };
+  const auto bad_time = [](int64_t ns) { return ns < 0 || ns > largest_latency; };
+  if (outside(link.source) || outside(link.target)) throw std::invalid_argument("a link's end is out of range");
+  if (link.source == link.target) throw std::invalid_argument("a link joins a vertex to itself");
+  if (!(link.bandwidth >= 1.0 && link.bandwidth <= static_cast<double>(largest))) {
+    throw std::invalid_argument("a link's bandwidth is out of range");
+  }
+  if (bad_time(link.latency) || bad_time(link.overhead)) {
+    throw std::invalid_argument("a link's latency or overhead is out of range");
+  }
+}
+
+void Topology::check_device(int32_t device) const {
+  if (device < 0 || device >= num_devices_) throw std::invalid_argument("no device " + std::to_string(device));
+}
+
+void Topology::check_connected() const {
+  std::vector<char> seen(edges_.size());
+  std::vector<int32_t> frontier{0};
+  seen[0] = true;
+  while (!frontier.empty()) {
+    const int32_t vertex = frontier.back();
+    frontier.pop_back();
+    for (const Edge& edge : edges_[vertex]) {
+      if (!seen[edge.target]) frontier.push_back(edge.target);
+      seen[edge.target] = true;
+    }
+  }
+  for (int32_t device = 0; device < num_devices_; ++device) {
+    if (!seen[device]) throw std::invalid_argument("device " + std::to_string(device) + " is not connected");
+  }
+}
+
+// Dijkstra; equal times go to the fewest hops, then to the smallest vertex before, then to the first link.
+std::vector<Topology::Step> Topology::least_paths(int32_t source) const {
+  using Visit = std::tuple<int64_t, int32_t, int32_t>;  // time, hops, vertex
+  const auto rank = [](const Step& step) { return std::tuple(step.time, step.hops, step.vertex, step.resource); };
+  std::vector<Step> steps(edges_.size(), Step{INT64_MAX, 0, -1, -1});
+  std::priority_queue<Visit, std::vector<Visit>, std::greater<>> queue;
+  steps[source] = {0, 0, -1, -1};
+  queue.emplace(0, 0, source);
+  while (!queue.empty()) {
+    const auto [time, hops, vertex] = queue.top();
+    queue.pop();
+    if (std::tie(time, hops) != std::tie(steps[vertex].time, steps[vertex].hops)) continue;
+    for (const Edge& edge : edges_[vertex]) {
+      const Step step{time + edge.weight, hops + 1, vertex, edge.resource};
+      Step& best = steps[edge.target];
+      if (rank(step) >= rank(best)) continue;
+      if (step.time != best.time || step.hops != best.hops) queue.emplace(step.time, step.hops, edge.target);
+      best = step;
+    }
+  }
+  return steps;
+}
+
+Topology::Routes Topology::find_routes(int32_t source) const {
+  const std::vector<Step> steps = least_paths(source);
+  Routes routes;
+  routes.to.reserve(num_devices_);
+  for (int32_t device = 0; device < num_devices_; ++device) {
+    Route route{static_cast<int32_t>(routes.resources.size()), 0, 0, true};
+    for (int32_t vertex = device; vertex != source; vertex = steps[vertex].vertex) {
+      const int32_t resource = steps[vertex].resource;
+      routes.resources.push_back(resource);
+      route.latency += link(resource).latency;
+      route.overlap &= link(resource).overlap;
+    }
+    std::reverse(routes.resources.begin() + route.begin, routes.resources.end());
+    route.end = static_cast<int32_t>(routes.resources.size());
+    routes.to.push_back(route);
+  }
+  return routes;
+}
+
+const Topology::Routes& Topology::routes_from(int32_t source) const {
+  Routes& routes = routes_[source];
+  if (routes.to.empty()) routes = find_routes(source);
+  return routes;
+}
+
+std::vector<int32_t> Topology::route(int32_t from, int32_t to) const {
+  check_device(from);
+  check_device(to);
+  const Routes& routes = routes_from(from);
+  const Route& route = routes.to[to];
+  return {routes.resources.begin() + route.begin, routes.resources.begin() + route.end};
+}
+
+int64_t Topology::transfer(int32_t from, int32_t to, int64_t bytes, std::vector<Hold>& holds) const {
+  check_device(from);
+  check_device(to);
+  check_bytes(bytes);
+  const Routes& routes = routes_from(from);
+  const Route& route = routes.to[to];
+  int64_t longest = 0;
+  for (int32_t i = route.begin; i < route.end; ++i) {
+    const int32_t resource = routes.resources[i];
+    const int64_t duration = hold_time(link(resource), bytes);
+    holds.push_back({resource, duration});
+    longest = std::max(longest, duration);
+  }
+  if (!route.overlap) {
+    holds.push_back({from, longest});
+    holds.push_back({to, longest});
+  }
+  return at_least_one(route.latency, longest);
+}
+
+int64_t Topology::all_reduce(std::span<const int32_t> devices, int64_t bytes, std::vector<Hold>& holds) const {
+  check_bytes(bytes);
+  const std::vector<int32_t> order = ring_order(devices);
+  if (order.size() == 1) return 1;
+  const Message by_ring = ring(order, bytes), by_tree = tree(order, bytes);
+  const bool prefer_tree = by_tree.latency + by_tree.longest < by_ring.latency + by_ring.longest;
+  const Message& chosen = prefer_tree ? by_tree : by_ring;
+  holds.insert(holds.end(), chosen.holds.begin(), chosen.holds.end());
+  if (!chosen.overlap) {
+    for (const int32_t device : order) holds.push_back({device, chosen.longest});
+  }
+  return at_least_one(chosen.latency, chosen.longest);
+}
+
+// Node by node, so that a ring enters and leaves each node once.
+std::vector<int32_t> Topology::ring_order(std::span<const int32_t> devices) const {
+  if (devices.empty()) throw std::invalid_argument("an all-reduce needs at least one device");
+  for (const int32_t device : devices) check_device(device);
+  std::vector<int32_t> order(devices.begin(), devices.end());
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return std::tie(node_of_device_[a], a) < std::tie(node_of_device_[b], b);
+  });
+  if (std::adjacent_find(order.begin(), order.end()) != order.end()) {
+    throw std::invalid_argument("an all-reduce names a device twice");
+  }
+  return order;
+}
+
+void Topology::cross(int32_t from, int32_t to, Crossings& crossings) const {
+  const Routes& routes = routes_from(from);
+  const Route& route = routes.to[to];
+  crossings.counts.resize(link_of_resource_.size());
+  for (int32_t i = route.begin; i < route.end; ++i) {
+    const int32_t resource = routes.resources[i];
+    if (crossings.counts[resource - num_devices_]++ == 0) crossings.resources.push_back(resource);
+  }
+  crossings.hop_latency = std::max(crossings.hop_latency, route.latency);
+  crossings.overlap &= route.overlap;
+}
+
+// What is held when every crossing carries times/parts of the bytes; the latency is left to the caller.
+Topology::Message Topology::message(const Crossings& crossings, int64_t bytes, int64_t times, int64_t parts) const {
+  Message message{{}, 0, 0, crossings.overlap};
+  message.holds.reserve(crossings.resources.size());
+  for (const int32_t resource : crossings.resources) {
+    const int64_t count = crossings.counts[resource - num_devices_];
+    const int64_t duration = hold_time(link(resource), bytes, count * times, parts);
+    message.holds.push_back({resource, duration});
+    message.longest = std::max(message.longest, duration);
+  }
+  return message;
+}
+
+Topology::Message Topology::ring(std::span<const int32_t> order, int64_t bytes) const {
+  const int64_t n = static_cast<int64_t>(order.size());
+  Crossings crossings;
+  for (int64_t i = 0; i < n; ++i) cross(order[i], order[(i + 1) % n], crossings);
+  Message result = message(crossings, bytes, 2 * (n - 1), n);
+  result.latency = 2 * (n - 1) * crossings.hop_latency;
+  return result;
+}
+
+// A binomial tree: i's parent is i without its lowest set bit. Sums go up, the whole comes down.
+Topology::Message Topology::tree(std::span<const int32_t> order, int64_t bytes) const {
+  Crossings crossings;
+  for (size_t i = 1; i < order.size(); ++i) {
+    const int32_t child = order[i], parent = order[i & (i - 1)];
+    cross(child, parent, crossings);
+    cross(parent, child, crossings);
+  }
+  int64_t slowest = 0;
+  for (const int32_t resource : crossings.resources) slowest = std::max(slowest, hold_time(link(resource), bytes));
+  const int64_t rounds = 2 * std::bit_width(order.size() - 1);
+  Message result = message(crossings, bytes, 1, 1);
+  result.latency = rounds * crossings.hop_latency + (rounds - 1) * slowest;
+  return result;
+}
+
+}  // namespace soapstone

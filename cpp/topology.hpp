@@ -1,0 +1,106 @@
+// The machines: devices and switches joined by links, and what a message over them holds.
+//
+// A route is the path of least time for 1 MiB. On each link of its route a transfer holds
+//
+//     overhead + ceil(bytes * 1e9 / bandwidth)
+//
+// nanoseconds; its latency is the sum of the links' latencies. An all-reduce among n devices is the better of two,
+// by (latency + longest hold) without contention; a link that it crosses k times is held
+//
+//     ring:  overhead + ceil(k * 2(n-1)/n * bytes * 1e9 / bandwidth)     latency: 2(n-1) hops
+//     tree:  overhead + ceil(k * bytes * 1e9 / bandwidth)                latency: 2D hops and 2D-1 messages
+//
+// where D = ceil(log2 n), a hop counts the largest latency of the routes in use, and a message the slowest link's hold
+// for one crossing.
+// A link without overlap makes a message hold the devices at its ends, too, each for the longest of the links' holds.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "timeline.hpp"
+
+namespace soapstone {
+
+struct Link {
+  int32_t source, target;
+  double bandwidth;  // bytes/s each way, rounded to whole bytes so that holds are exact
+  int64_t latency, overhead;  // ns
+  bool duplex;  // false: both directions share one resource
+  bool overlap;  // false: a message over it keeps its end devices busy
+};
+
+// Routes are found at the first use of a source and kept, so even const calls must come from one thread at a time;
+// give each thread a copy of its own.
+class Topology {
+ public:
+  // The vertices are the devices 0 .. num_devices-1, then the switches. Throws std::invalid_argument on bad links
+  // or unconnected devices.
+  Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_t> node_of_device, std::vector<Link> links);
+
+  int32_t num_devices() const { return num_devices_; }
+  // Devices first, then the links in order: source to target, and for a duplex link target to source.
+  int32_t num_resources() const { return num_devices_ + static_cast<int32_t>(link_of_resource_.size()); }
+
+  // Both append the holds of one message and return its latency. A message to its own device, or among one device,
+  // holds nothing and takes 1 ns.
+  int64_t transfer(int32_t from, int32_t to, int64_t bytes, std::vector<Hold>& holds) const;
+  int64_t all_reduce(std::span<const int32_t> devices, int64_t bytes, std::vector<Hold>& holds) const;
+
+  // The link resources that a transfer crosses, in order.
+  std::vector<int32_t> route(int32_t from, int32_t to) const;
+
+ private:
+  struct Edge {
+    int32_t target, resource;
+    int64_t weight;
+  };
+  struct Route {
+    int32_t begin, end;  // in Routes::resources
+    int64_t latency;
+    bool overlap;
+  };
+  struct Routes {  // of one source, to every device
+    std::vector<Route> to;
+    std::vector<int32_t> resources;
+  };
+  struct Step {  // the last step on the least path to a vertex
+    int64_t time;
+    int32_t hops, vertex, resource;
+  };
+  struct Crossings {
+    std::vector<int32_t> counts;  // by link resource
+    std::vector<int32_t> resources;  // in the order of their first crossing
+    int64_t hop_latency = 0;
+    bool overlap = true;
+  };
+  struct Message {
+    std::vector<Hold> holds;
+    int64_t latency, longest;
+    bool overlap;
+  };
+
+  const Link& link(int32_t resource) const { return links_[link_of_resource_[resource - num_devices_]]; }
+  void check_link(const Link& link, int32_t num_vertices) const;
+  void check_device(int32_t device) const;
+  void check_connected() const;
+  std::vector<Step> least_paths(int32_t source) const;
+  Routes find_routes(int32_t source) const;
+  const Routes& routes_from(int32_t source) const;
+  std::vector<int32_t> ring_order(std::span<const int32_t> devices) const;
+  void cross(int32_t from, int32_t to, Crossings& crossings) const;
+  Message message(const Crossings& crossings, int64_t bytes, int64_t times, int64_t parts) const;
+  Message ring(std::span<const int32_t> order, int64_t bytes) const;
+  Message tree(std::span<const int32_t> order, int64_t bytes) const;
+
+  int32_t num_devices_;
+  std::vector<int32_t> node_of_device_;
+  std::vector<Link> links_;
+  std::vector<int32_t> link_of_resource_;
+  std::vector<std::vector<Edge>> edges_;  // by vertex
+  mutable std::vector<Routes> routes_;  // by source; empty until asked for
+};
+
+}  // namespace soapstone

@@ -1,0 +1,36 @@
+"""What soapstone raises when something is wrong that its user can set right.
+
+    ValueError
+    └── SoapstoneError
+        ├── TopologyError     the machines
+        ├── GraphError        the operator graph, or a hand-written list of tasks
+        ├── StrategyError     a configuration or a strategy
+        ├── CaptureError      the model, its inputs or its loss
+        └── RankError         the processes of a distributed run
+
+A message says what is wrong, where, and what to do.
+"""
+
+
+class SoapstoneError(ValueError):
+    """The base of all errors that soapstone raises on bad input."""
+
+
+class TopologyError(SoapstoneError):
+    """The machines are described wrongly."""
+
+
+class GraphError(SoapstoneError):
+    """An operator graph or a list of tasks does not hold together."""
+
+
+class StrategyError(SoapstoneError):
+    """A configuration is illegal, or a strategy does not fit its graph or topology."""
+
+
+class CaptureError(SoapstoneError):
+    """A model cannot be captured."""
+
+
+class RankError(SoapstoneError):
+    """The processes of a run do not agree, or are too few or too many."""

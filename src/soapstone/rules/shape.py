@@ -1,0 +1,161 @@
+"""Ops that only move elements. Their lines are made from the call."""
+
+from __future__ import annotations
+
+from math import prod
+
+from .notation import Map
+from .table import Call, Rule, Shape
+
+
+def _blocks(a: Shape, b: Shape) -> list[tuple[list[int], list[int]]]:
+    """The smallest runs of axes of both shapes that hold the same elements."""
+    blocks, i, j = [], 0, 0
+    while i < len(a) or j < len(b):
+        left, right, m, n = 1, 1, i, j
+        while m == i and n == j or left != right:
+            if (left <= right and i < len(a)) or j >= len(b):
+                left, i = left * a[i], i + 1
+            else:
+                right, j = right * b[j], j + 1
+        blocks.append((list(range(m, i)), list(range(n, j))))
+    return blocks
+
+
+def _cuts(shape: Shape, axes: list[int]) -> list[int]:
+    """The strides, in elements, at which the axes of a block end."""
+    cuts = [1]
+    for axis in reversed(axes):
+        cuts.append(cuts[-1] * shape[axis])
+    return cuts
+
+
+def _view_names(call: Call) -> tuple[list[str], list[str], dict[str, int]]:
+    source, target = call.shapes[0], call.outputs[0]
+    left, right = ["1"] * len(source), ["1"] * len(target)
+    sizes: dict[str, int] = {}
+    for number, (ins, outs) in enumerate(_blocks(source, target)):
+        strides = sorted({*_cuts(source, ins), *_cuts(target, outs)})
+        if any(b % a for a, b in zip(strides, strides[1:])):
+            for names, axes, mark in ((left, ins, "i"), (right, outs, "o")):
+                for axis in axes:
+                    names[axis] = f"{mark}{axis}!"
+            continue
+        for place, (a, b) in enumerate(zip(strides, strides[1:])):
+            sizes[f"v{number}_{place}"] = b // a
+        for names, shape, axes in ((left, source, ins), (right, target, outs)):
+            inner = 1
+            for axis in reversed(axes):
+                outer = inner * shape[axis]
+                places = [p for p, a in enumerate(strides[:-1]) if inner <= a < outer]
+                names[axis] = "(" + " ".join(f"v{number}_{p}" for p in reversed(places)) + ")" if places else "1"
+                inner = outer
+    return left, right, sizes
+
+
+def _view(call: Call) -> str:
+    if prod(call.shapes[0]) == 0:
+        return " ".join(f"i{k}!" for k in range(len(call.shapes[0]))) + " -> *o!"
+    left, right, _ = _view_names(call)
+    return f"{' '.join(left)} -> {' '.join(right)}"
+
+
+def _order(call: Call) -> list[int]:
+    rank = len(call.shapes[0])
+    if call.kind == "permute":
+        return [axis % rank for axis in call.args["dims"]]
+    order = list(range(rank))
+    if call.kind == "t":
+        return order[::-1]
+    a, b = call.args["dim0"] % max(rank, 1), call.args["dim1"] % max(rank, 1)
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+def _permute(call: Call) -> str:
+    names = [f"x{i}" for i in range(len(call.shapes[0]))]
+    return f"{' '.join(names)} -> {' '.join(names[i] for i in _order(call))}"
+
+
+def _cat(call: Call) -> str:
+    names = [f"x{i}" for i in range(len(call.outputs[0]))]
+    axis = int(call.args["dim"]) % len(names)
+    left = " ".join("[x%d]" % i if i == axis else n for i, n in enumerate(names))
+    return ", ".join([left] * len(call.shapes)) + " -> " + " ".join(names)
+
+
+def _cat_maps(call: Call) -> dict[str, Map]:
+    axis = int(call.args["dim"]) % len(call.outputs[0])
+    maps, offset = {}, 0
+    for number, shape in enumerate(call.shapes):
+        maps[f"x{axis}@{number}"] = Map((1, -offset, 1), (1, -offset, 1))
+        offset += shape[axis]
+    return maps
+
+
+def _stack(call: Call) -> str:
+    """Input i is wanted where the new axis holds i; that rides on its first axis as a dim of size 1."""
+    rank = len(call.shapes[0])
+    if rank == 0:
+        return ", ".join([""] * len(call.shapes)) + " -> new!"
+    axis = int(call.args["dim"]) % (rank + 1)
+    names = [f"x{i}" for i in range(rank)]
+    left = " ".join([f"([new] {names[0]})", *names[1:]])
+    out = [*names[:axis], "new", *names[axis:]]
+    return ", ".join([left] * len(call.shapes)) + " -> " + " ".join(out)
+
+
+def _stack_maps(call: Call) -> dict[str, Map]:
+    return {f"new@{i}": Map((1, -i, 1), (1, -i, 1)) for i in range(len(call.shapes))}
+
+
+def slice_bounds(call: Call) -> tuple[int, int]:
+    """First element and step of a slice."""
+    start, size = call.args.get("start"), call.shapes[0][call.axis()]
+    start = 0 if start is None else start + size if start < 0 else start
+    return min(max(start, 0), size), int(call.args.get("step", 1))
+
+
+def _one_mapped(call: Call, out: list[str]) -> str:
+    left = [f"[x{i}]" if i == call.axis() else f"x{i}" for i in range(len(call.shapes[0]))]
+    return f"{' '.join(left)} -> {' '.join(out)}"
+
+
+def _slice_maps(call: Call) -> dict[str, Map]:
+    start, step = slice_bounds(call)
+    return {f"x{call.axis()}": Map((step, start, 1), (step, start + 1 - step, 1))}
+
+
+def _select_maps(call: Call) -> dict[str, Map]:
+    index = int(call.args["index"]) % call.shapes[0][call.axis()]
+    return {f"x{call.axis()}": Map((0, index, 1), (0, index + 1, 1))}
+
+
+def _expand(call: Call) -> str:
+    extra = len(call.outputs[0]) - len(call.shapes[0])
+    return "*b -> *b" if extra == 0 else f"*b -> {' '.join(f'new{i}' for i in range(extra))} *b"
+
+
+_VIEW = Rule(_view, sizes=lambda call: {} if prod(call.shapes[0]) == 0 else _view_names(call)[2], shape=True)
+_PERMUTE = Rule(_permute, shape=True)
+
+RULES = {
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze"), _VIEW),
+    **dict.fromkeys(("permute", "transpose", "t"), _PERMUTE),
+    "cat": Rule(_cat, maps=_cat_maps, shape=True),
+    "stack": Rule(
+        _stack,
+        sizes=lambda call: {"new": len(call.shapes)},
+        maps=_stack_maps,
+        shape=True,
+    ),
+    "slice": Rule(
+        lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0]))]), maps=_slice_maps, shape=True
+    ),
+    "select": Rule(
+        lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0])) if i != call.axis()]),
+        maps=_select_maps,
+        shape=True,
+    ),
+    "expand": Rule(_expand, shape=True),
+}

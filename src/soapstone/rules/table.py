@@ -1,0 +1,96 @@
+"""A rule: a line of notation and the facts that go with it; and the table that finds one for a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ..graph import Combine
+from .notation import Bound, Map, bind
+
+Shape = tuple[int, ...]
+Extents = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of torch's, as the tracer saw it: what each input fills, the shapes, and the other arguments."""
+
+    kind: str
+    overload: str
+    slots: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def shape(self, slot: str) -> Shape:
+        return self.shapes[self.slots.index(slot)]
+
+    def axis(self, name: str = "dim") -> int:
+        """An argument that numbers an axis of the first input, counted from the front."""
+        return int(self.args[name]) % max(len(self.shapes[0]), 1)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The `{x}` side of a rule: how partials combine, the dims that one spans (None: the output's), and whether the
+    step has more to do behind the combine."""
+
+    mode: str = "sum"
+    spans: tuple[str, ...] | None = None
+    factor: int = 1
+    finish: Callable[[Call], bool] = lambda call: False
+
+
+def times(factor: int) -> Callable[[Extents], int]:
+    """So many flops for each point of the step's dims."""
+    return lambda extents: factor * prod(extents.values())
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`line` is notation, or makes it from the call; with `slots`, its inputs are those slots and absent ones drop
+    out. `heavy` ops head an op of their own; `shape` ops only move elements and cost nothing."""
+
+    line: str | Callable[[Call], str]
+    slots: tuple[str, ...] = ()
+    sizes: Callable[[Call], dict[str, int]] = lambda call: {}
+    maps: Callable[[Call], dict[str, Map]] = lambda call: {}
+    partial: Partial | None = None
+    flops: Callable[[Extents], int] = times(1)
+    heavy: bool = False
+    shape: bool = False
+    draws: bool = False  # random: the part needs to know which elements it has
+
+    def bind(self, call: Call) -> tuple[Bound, Combine | None]:
+        line = self.line if isinstance(self.line, str) else self.line(call)
+        if self.slots:
+            left, _, right = line.partition("->")
+            patterns = dict(zip(self.slots, left.split(",")))
+            line = ",".join(patterns[slot] for slot in call.slots) + "->" + right
+        bound = bind(line, list(call.shapes), list(call.outputs), sizes=self.sizes(call), maps=self.maps(call))
+        return bound, self._combine(call, bound)
+
+    def _combine(self, call: Call, bound: Bound) -> Combine | None:
+        if self.partial is None or not bound.combinable:
+            return None
+        spans = self.partial.spans
+        written = {dim for write in bound.writes for axis in write for dim in axis}
+        dims = sorted(written) if spans is None else [i for i, d in enumerate(bound.dims) if d.name in spans]
+        return Combine(self.partial.mode, bound.combinable, tuple(dims), self.partial.factor, self.partial.finish(call))
+
+
+def whole(call: Call) -> str:
+    """The line of a call without a rule: every axis is needed whole."""
+    count = iter(range(10**6))
+    sides = [
+        ", ".join(" ".join(f"x{next(count)}!" for _ in shape) for shape in shapes)
+        for shapes in (call.shapes, call.outputs)
+    ]
+    return " -> ".join(sides)
+
+
+UNRULED = Rule(whole, heavy=True)
+POINTWISE = Rule(lambda call: ", ".join(["*b"] * len(call.shapes)) + " -> *b")

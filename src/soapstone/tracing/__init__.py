@@ -1,0 +1,38 @@
+"""From an nn.Module and a loss to the operator graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CaptureError
+from ..graph import OperatorGraph, Settings
+from .build import build
+from .trace import trace
+from .workload import Workload
+
+__all__ = ["Workload", "capture"]
+
+
+def capture(
+    work: Workload | nn.Module,
+    inputs: tuple[torch.Tensor, ...] = (),
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    targets: tuple[torch.Tensor, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    batch_dim: int = 0,
+    batch_norm: str = "global",
+) -> OperatorGraph:
+    """Return the operator graph of a workload, or of a model with its inputs, loss and targets.
+
+    Raises CaptureError where torch.export rejects the model, or the loss is not a scalar.
+    """
+    if not isinstance(work, Workload):
+        work = Workload(work, inputs, loss=loss, targets=targets, kwargs=kwargs or {})
+    if batch_norm != "global":
+        raise CaptureError(f"batch_norm={batch_norm!r} is not known; use 'global'")
+    return build(trace(work), Settings(batch_dim, batch_norm))

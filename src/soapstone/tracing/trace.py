@@ -1,0 +1,308 @@
+"""One model as a list of calls: what torch.export saw, without what no one computes.
+
+The model and its loss are exported as one module and functionalised with an empty decomposition table, so that
+composites such as `linear` and `cross_entropy_loss` stay. What depends on no parameter, input or buffer is folded.
+"""
+
+from __future__ import annotations
+
+import base64
+import operator
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ..errors import CaptureError
+from ..rules import POINTWISE, RULES, UNRULED, Call, Rule
+from .workload import Workload
+
+# What these make depends on no element of their input.
+_FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
+_COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous"}
+_CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
+
+
+@dataclass
+class TraceValue:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    source: str = "op"
+    grad: bool = False
+    fill: float | None = None
+    data: str | None = None
+
+
+@dataclass
+class TraceCall:
+    call: Call
+    rule: Rule
+    inputs: list[int]
+    outputs: list[int]
+    module: str
+    updates: list[tuple[int, int]] = field(default_factory=list)  # (buffer, the call's output)
+
+
+@dataclass
+class Trace:
+    values: list[TraceValue] = field(default_factory=list)
+    calls: list[TraceCall] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    loss: int = -1
+    aliases: dict[str, str] = field(default_factory=dict)
+    counters: list[str] = field(default_factory=list)
+
+
+class _Training(nn.Module):
+    def __init__(self, work: Workload) -> None:
+        super().__init__()
+        self.model = work.model
+        self.work = (work,)  # in a tuple, so that the model is registered once
+
+    def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return self.work[0].compute_loss(*batch)
+
+
+def trace(work: Workload) -> Trace:
+    """Export a workload. Raises CaptureError where torch.export rejects it or the loss is no scalar."""
+    program = _export(work)
+    return _Reader(program, work).read()
+
+
+def _export(work: Workload) -> torch.export.ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batch = (*work.inputs, *work.targets)
+            program = torch.export.export(_Training(work), (batch,), strict=False)
+            return program.run_decompositions({})
+    except Exception as error:  # whatever a user's model or torch.export raises
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CaptureError(
+            f"torch.export rejects {type(work.model).__name__}: {reason}; make its forward free of data-dependent "
+            "Python control flow, and check that loss and targets fit its output"
+        ) from error
+
+
+class _Reader:
+    """Walks the exported graph once and writes the trace."""
+
+    def __init__(self, program: torch.export.ExportedProgram, work: Workload) -> None:
+        self.program, self.work = program, work
+        self.trace = Trace()
+        self.value_of: dict[fx.Node, int] = {}
+        self.constants: dict[fx.Node, torch.Tensor] = {}
+        self.tuples: dict[fx.Node, TraceCall] = {}
+        self.buffer_of: dict[fx.Node, str] = {}
+        self.parameters: dict[int, int] = {}  # identity of the tensor -> value
+
+    def read(self) -> Trace:
+        signature = self.program.graph_signature
+        specs = {spec.arg.name: spec for spec in signature.input_specs}
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, specs[node.name])
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                self._outputs(node)
+        self._drop_dead()
+        return self.trace
+
+    def _value(self, node: fx.Node, value: TraceValue) -> int:
+        self.trace.values.append(value)
+        self.value_of[node] = len(self.trace.values) - 1
+        return self.value_of[node]
+
+    def _placeholder(self, node: fx.Node, spec: Any) -> None:
+        meta = node.meta["val"]
+        described = _described(node.name, meta)
+        if spec.kind == InputKind.USER_INPUT:
+            described.source = "input"
+            self.trace.inputs.append(self._value(node, described))
+            return
+        name = spec.target.removeprefix("model.")
+        if spec.kind == InputKind.PARAMETER:
+            self._parameter(node, name, described)
+        elif spec.kind == InputKind.BUFFER:
+            described.name, described.source = name, "buffer"
+            self._value(node, described)
+            self.buffer_of[node] = name
+        else:
+            self.constants[node] = self.program.constants[spec.target]
+
+    def _parameter(self, node: fx.Node, name: str, described: TraceValue) -> None:
+        parameter = self.work.model.get_parameter(name)
+        if id(parameter) in self.parameters:
+            self.value_of[node] = self.parameters[id(parameter)]
+            self.trace.aliases[name] = self.trace.values[self.value_of[node]].name
+            return
+        described.name, described.source, described.grad = name, "parameter", parameter.requires_grad
+        self.parameters[id(parameter)] = self._value(node, described)
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            self._getitem(node)
+            return
+        kind = _kind(node)
+        if kind in _CHECKS:
+            return
+        if self._is_constant(node, kind):
+            self._fold(node)
+        elif kind in _COPIES:
+            self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
+        else:
+            self._step(node, kind)
+
+    def _is_constant(self, node: fx.Node, kind: str) -> bool:
+        return kind in _FACTORIES or all(n in self.constants for n in node.all_input_nodes)
+
+    def _fold(self, node: fx.Node) -> None:
+        def real(n: fx.Node) -> torch.Tensor:
+            meta = n.meta["val"]
+            return self.constants[n] if n in self.constants else torch.empty(meta.shape, dtype=meta.dtype)
+
+        with torch.no_grad():
+            self.constants[node] = node.target(*fx.map_arg(node.args, real), **fx.map_arg(node.kwargs, real))  # type: ignore[operator]
+
+    def _input(self, node: fx.Node) -> int:
+        if node not in self.value_of:
+            self._value(node, _constant(node.name, self.constants[node]))
+        return self.value_of[node]
+
+    def _step(self, node: fx.Node, kind: str) -> None:
+        slots, inputs, args = self._arguments(node)
+        metas = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
+        rule = RULES.get(kind)
+        if rule is None:
+            rule = POINTWISE if torch.Tag.pointwise in node.target.tags else UNRULED  # type: ignore[union-attr]
+        num_outputs = _num_outputs(kind, metas)
+        shapes = tuple(self.trace.values[i].shape for i in inputs)
+        call = Call(kind, node.target._overloadname, slots, shapes, _shapes(metas[:num_outputs]), args)  # type: ignore[union-attr]
+        grad = any(self.trace.values[i].grad for i in inputs) and kind != "detach"
+        outputs = []
+        for i, meta in enumerate(metas[:num_outputs]):
+            value = _described(node.name if num_outputs == 1 else f"{node.name}.{i}", meta)
+            value.grad = grad and meta.dtype.is_floating_point
+            self.trace.values.append(value)
+            outputs.append(len(self.trace.values) - 1)
+        step = TraceCall(call, rule, inputs, outputs, _module_path(node))
+        self.trace.calls.append(step)
+        if isinstance(node.meta["val"], tuple | list):
+            self.tuples[node] = step
+        else:
+            self.value_of[node] = outputs[0]
+
+    def _getitem(self, node: fx.Node) -> None:
+        source, index = node.args
+        step = self.tuples[source]  # type: ignore[index]
+        if index < len(step.outputs):  # type: ignore[operator]
+            self.value_of[node] = step.outputs[index]  # type: ignore[index]
+
+    def _arguments(self, node: fx.Node) -> tuple[tuple[str, ...], list[int], dict[str, Any]]:
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        slots: list[str] = []
+        inputs: list[int] = []
+        args: dict[str, Any] = {}
+        for i, argument in enumerate(schema):
+            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            if isinstance(given, fx.Node):
+                slots.append(argument.name)
+                inputs.append(self._input(given))
+            elif isinstance(given, list | tuple) and any(isinstance(item, fx.Node) for item in given):
+                for k, item in enumerate(given):
+                    slots.append(f"{argument.name}.{k}")
+                    inputs.append(self._input(item))  # type: ignore[arg-type]
+            else:
+                args[argument.name] = _plain(given)
+        return tuple(slots), inputs, args
+
+    def _outputs(self, node: fx.Node) -> None:
+        for spec, result in zip(self.program.graph_signature.output_specs, node.args[0]):  # type: ignore[arg-type]
+            if spec.kind == OutputKind.USER_OUTPUT:
+                self._loss(result)
+            elif spec.kind == OutputKind.BUFFER_MUTATION:
+                self._mutation(result, (spec.target or "").removeprefix("model."))
+            else:
+                raise CaptureError(f"the model writes to {spec.target}, which is no buffer; keep such state outside")
+
+    def _loss(self, node: Any) -> None:
+        if self.trace.loss >= 0:
+            raise CaptureError("the loss must be one scalar tensor, not several values; pass a loss= that returns one")
+        meta = node.meta["val"] if isinstance(node, fx.Node) else None
+        if meta is None or meta.ndim != 0 or not meta.dtype.is_floating_point:
+            found = "no tensor" if meta is None else f"{meta.dtype} of shape {list(meta.shape)}"
+            raise CaptureError(f"the loss must be a scalar tensor, not {found}; reduce it, e.g. with .mean()")
+        if node not in self.value_of or not self.trace.values[self.value_of[node]].grad:
+            raise CaptureError("the loss depends on no trainable parameter; check requires_grad and the loss")
+        self.trace.loss = self.value_of[node]
+
+    def _mutation(self, node: fx.Node, buffer: str) -> None:
+        source = node.args[0] if node.args else None
+        if node.target is operator.getitem and source in self.tuples:
+            value = next(i for i, v in enumerate(self.trace.values) if v.source == "buffer" and v.name == buffer)
+            self.tuples[source].updates.append((value, node.args[1]))  # type: ignore[arg-type]
+        elif _kind(node) == "add" and source in self.buffer_of and node.args[1] == 1:
+            self.trace.counters.append(buffer)
+        else:
+            raise CaptureError(f"the model changes its buffer {buffer!r} in a way that has no rule; keep it constant")
+
+    def _drop_dead(self) -> None:
+        needed, kept = {self.trace.loss}, []
+        for call in reversed(self.trace.calls):
+            if needed & set(call.outputs):
+                needed |= set(call.inputs)
+                kept.append(call)
+        self.trace.calls = kept[::-1]
+
+
+def _kind(node: fx.Node) -> str:
+    target = node.target
+    return target._opname if isinstance(target, torch._ops.OpOverload) else str(target)  # type: ignore[no-any-return]
+
+
+def _num_outputs(kind: str, metas: Any) -> int:
+    """The outputs that take part in the graph: masks and saved statistics do not."""
+    return 1 if kind in ("native_dropout", "_native_batch_norm_legit_functional") else len(metas)
+
+
+def _shapes(metas: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(n) for n in meta.shape) for meta in metas)
+
+
+def _described(name: str, meta: torch.Tensor) -> TraceValue:
+    return TraceValue(name, tuple(int(n) for n in meta.shape), str(meta.dtype).removeprefix("torch."))
+
+
+def _constant(name: str, tensor: torch.Tensor) -> TraceValue:
+    value = _described(name, tensor)
+    value.source = "constant"
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() and bool((flat == flat[0]).all()):
+        value.fill = float(flat[0])
+    else:
+        value.data = base64.b64encode(flat.contiguous().view(torch.uint8).numpy().tobytes()).decode()
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as JSON has them; where a tensor is stored is not the graph's business."""
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, torch.device | torch.layout | torch.memory_format):
+        return None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CaptureError(f"the argument {value!r} of an op is of a type that a graph cannot hold")
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return paths[-1].removeprefix("model").removeprefix(".") if paths else ""

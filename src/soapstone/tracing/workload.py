@@ -1,0 +1,43 @@
+"""What is to be trained: a model, example inputs, a loss and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with example tensors of the whole batch. The loss is `loss(model(*inputs, **kwargs), *targets)`; with
+    `loss=None` the model returns it. Raises CaptureError where an argument is not what it should be."""
+
+    model: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    loss: Callable[..., torch.Tensor] | None = field(default=None, kw_only=True)
+    targets: tuple[torch.Tensor, ...] = field(default=(), kw_only=True)
+    kwargs: dict[str, Any] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise CaptureError(f"the model must be an nn.Module, not {type(self.model).__name__}")
+        for name in ("inputs", "targets"):
+            given = getattr(self, name)
+            tensors = (given,) if isinstance(given, torch.Tensor) else tuple(given)
+            for i, tensor in enumerate(tensors):
+                if not isinstance(tensor, torch.Tensor):
+                    raise CaptureError(f"{name}[{i}] must be a tensor, not {type(tensor).__name__}")
+            object.__setattr__(self, name, tensors)
+        if self.targets and self.loss is None:
+            raise CaptureError("targets are given, but no loss that takes them; pass loss=")
+
+    def compute_loss(self, *batch: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch (inputs, then targets) on one device, as plain PyTorch computes it."""
+        inputs, targets = batch[: len(self.inputs)], batch[len(self.inputs) :]
+        output = self.model(*inputs, **self.kwargs)
+        return output if self.loss is None else self.loss(output, *targets)

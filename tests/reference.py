@@ -1,0 +1,62 @@
+"""Algorithm 1 of the paper in plain Python, written for reading: what the compiled core is held against.
+
+    ready    = max end of the predecessors, or 0
+    a resource serves tasks in increasing (ready, key): start there = max(ready, when the resource is free)
+    end      = max (start + duration) over the holds + latency;  start = min start over the holds
+
+A task without holds starts when ready and ends after its latency.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTask:
+    key: int
+    holds: tuple[tuple[int, int], ...]  # (resource, duration)
+    latency: int
+    predecessors: tuple[int, ...]  # places in the list
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTimes:
+    ready: int
+    start: int
+    end: int
+    hold_starts: tuple[int, ...]
+
+
+def play_reference(tasks: Sequence[ReferenceTask]) -> list[ReferenceTimes]:
+    """Return the times of each task, in the order of the list; raises ValueError on a cycle or a task without time."""
+    for place, task in enumerate(tasks):
+        if max([duration for _, duration in task.holds], default=0) + task.latency < 1:
+            raise ValueError(f"task {place} takes no time")
+
+    readers: dict[int, list[int]] = {place: [] for place in range(len(tasks))}
+    for place, task in enumerate(tasks):
+        for predecessor in set(task.predecessors):
+            readers[predecessor].append(place)
+
+    free: dict[int, int] = {}
+    done: dict[int, ReferenceTimes] = {}
+    queue = [(0, task.key, place) for place, task in enumerate(tasks) if not task.predecessors]
+    heapify(queue)
+    while queue:
+        ready, _, place = heappop(queue)
+        hold_starts = []
+        for resource, duration in tasks[place].holds:
+            hold_starts.append(max(ready, free.get(resource, 0)))
+            free[resource] = hold_starts[-1] + duration
+        ends = [start + duration for start, (_, duration) in zip(hold_starts, tasks[place].holds)]
+        end = max(ends, default=ready) + tasks[place].latency
+        done[place] = ReferenceTimes(ready, min(hold_starts, default=ready), end, tuple(hold_starts))
+        for reader in readers[place]:
+            predecessors = tasks[reader].predecessors
+            if all(predecessor in done for predecessor in predecessors):
+                heappush(queue, (max(done[p].end for p in predecessors), tasks[reader].key, reader))
+
+    if len(done) < len(tasks):
+        raise ValueError(f"tasks {sorted(readers.keys() - done.keys())} wait for one another")
+    return [done[place] for place in range(len(tasks))]

@@ -1,0 +1,400 @@
+"""What messages hold, against tables worked out by hand; presets, YAML files and errors."""
+
+import math
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soapstone import _core
+from soapstone.errors import SoapstoneError, TopologyError
+from soapstone.topology import Device, Link, Topology, preset_names
+
+GIB = 2**30
+
+
+def make_device(name: str, node: int = 0) -> Device:
+    return Device(name, "toy", node, GIB)
+
+
+# Two nodes of two devices. A byte takes 1 ns on a host link and 2 ns on a network link.
+HOST: dict[str, Any] = {"bandwidth": 1e9, "latency": 5, "overhead": 2}
+NETWORK: dict[str, Any] = {"bandwidth": 0.5e9, "latency": 20, "overhead": 10}
+
+
+def two_nodes(**network: Any) -> Topology:
+    return Topology(
+        (make_device("a0"), make_device("a1"), make_device("b0", 1), make_device("b1", 1)),
+        (
+            Link("a0", "A", **HOST),
+            Link("a1", "A", **HOST),
+            Link("b0", "B", **HOST),
+            Link("b1", "B", **HOST),
+            Link("A", "net", **NETWORK | network),
+            Link("B", "net", **NETWORK | network),
+        ),
+    )
+
+
+def named(topology: Topology, message: tuple[list[tuple[int, int]], int]) -> tuple[dict[str, int], int]:
+    holds, latency = message
+    assert len({resource for resource, _ in holds}) == len(holds)
+    return {topology.resources[resource]: duration for resource, duration in holds}, latency
+
+
+def transfer(topology: Topology, source: int, target: int, num_bytes: int) -> tuple[dict[str, int], int]:
+    return named(topology, topology.native.transfer(source, target, num_bytes))
+
+
+def all_reduce(topology: Topology, devices: list[int], num_bytes: int) -> tuple[dict[str, int], int]:
+    return named(topology, topology.native.all_reduce(devices, num_bytes))
+
+
+def test_resources_are_devices_then_link_directions() -> None:
+    assert two_nodes().resources == [
+        *("a0", "a1", "b0", "b1"),
+        *("a0→A", "A→a0", "a1→A", "A→a1", "b0→B", "B→b0", "b1→B", "B→b1"),
+        *("A→net", "net→A", "B→net", "net→B"),
+    ]
+    assert two_nodes(duplex=False).resources[-2:] == ["A↔net", "B↔net"]
+    for topology in (two_nodes(), two_nodes(duplex=False)):
+        assert topology.native.num_resources == len(topology.resources)
+        assert topology.native.num_devices == topology.num_devices == 4
+
+
+def test_transfer_inside_a_node() -> None:
+    assert transfer(two_nodes(), 0, 1, 100) == ({"a0→A": 102, "A→a1": 102}, 10)
+
+
+def test_transfer_between_nodes() -> None:
+    holds = {"a0→A": 102, "A→net": 210, "net→B": 210, "B→b1": 102}
+    assert transfer(two_nodes(), 0, 3, 100) == (holds, 50)
+
+
+def test_shared_network_links_are_one_resource_both_ways() -> None:
+    topology = two_nodes(duplex=False)
+    assert transfer(topology, 0, 3, 100) == ({"a0→A": 102, "A↔net": 210, "B↔net": 210, "B→b1": 102}, 50)
+    assert transfer(topology, 3, 0, 100) == ({"b1→B": 102, "B↔net": 210, "A↔net": 210, "A→a0": 102}, 50)
+
+
+def test_without_overlap_a_transfer_holds_both_ends_for_its_slowest_link() -> None:
+    topology = two_nodes(overlap=False)
+    holds = {"a0→A": 102, "A→net": 210, "net→B": 210, "B→b1": 102, "a0": 210, "b1": 210}
+    assert transfer(topology, 0, 3, 100) == (holds, 50)
+    assert transfer(topology, 0, 1, 100) == ({"a0→A": 102, "A→a1": 102}, 10)  # these links overlap
+
+
+def test_holds_are_rounded_up_and_exact() -> None:
+    def hold(bandwidth: float, num_bytes: int) -> int:
+        topology = Topology((make_device("a"), make_device("b")), (Link("a", "b", bandwidth),))
+        return transfer(topology, 0, 1, num_bytes)[0]["a→b"]
+
+    assert hold(3e9, 1) == 1
+    assert hold(3e9, 3) == 1
+    assert hold(3e9, 4) == 2
+    assert hold(3e9, 3 * 10**15) == 10**15
+    assert hold(3e9, 3 * 10**15 + 1) == 10**15 + 1  # doubles lose this byte
+
+
+def test_a_message_takes_at_least_one_nanosecond() -> None:
+    topology = Topology((make_device("a"), make_device("b")), (Link("a", "b", 1e9),))
+    assert transfer(topology, 0, 1, 0) == ({"a→b": 0}, 1)
+    assert transfer(topology, 0, 0, 100) == ({}, 1)
+    assert all_reduce(topology, [1], 100) == ({}, 1)
+    assert all_reduce(topology, [0, 1], 0) == ({"a→b": 0, "b→a": 0}, 1)
+
+
+# A ring over a0 a1 b0 b1 crosses every link once each way and moves 2*3/4*100 = 150 bytes over each:
+# hosts 2 + 150, network 10 + 300. Its 6 hops count 50 ns each, the latency between nodes.
+RING = {
+    **dict.fromkeys(("a0→A", "A→a1", "a1→A", "A→net", "net→B", "B→b0", "b0→B", "B→b1", "b1→B", "B→net"), 152),
+    **dict.fromkeys(("net→A", "A→a0"), 152),
+} | dict.fromkeys(("A→net", "net→B", "B→net", "net→A"), 310)
+
+
+@pytest.mark.parametrize("devices", [[0, 1, 2, 3], [3, 0, 2, 1], [2, 1, 3, 0]])
+def test_ring_runs_node_by_node_whatever_the_order(devices: list[int]) -> None:
+    assert all_reduce(two_nodes(), devices, 100) == (RING, 300)
+
+
+def test_ring_crosses_a_shared_link_twice() -> None:
+    holds, latency = all_reduce(two_nodes(duplex=False), [0, 1, 2, 3], 100)
+    assert (holds["A↔net"], holds["B↔net"], holds["a0→A"]) == (610, 610, 152)
+    assert latency == 300
+
+
+def test_ring_without_overlap_holds_every_member() -> None:
+    holds, latency = all_reduce(two_nodes(overlap=False), [0, 1, 2, 3], 100)
+    assert (holds, latency) == (RING | dict.fromkeys(("a0", "a1", "b0", "b1"), 310), 300)
+    assert "a0" not in all_reduce(two_nodes(overlap=False), [0, 1], 100)[0]
+
+
+def test_ring_rounds_up_once_a_link() -> None:
+    star = Topology(tuple(make_device(f"d{i}") for i in range(3)), tuple(Link(f"d{i}", "hub", 1e9) for i in range(3)))
+    holds, _ = all_reduce(star, [0, 1, 2], 10)
+    assert set(holds.values()) == {14}  # 2*2/3*10 = 13.3
+
+
+def test_ring_between_two_devices_sends_every_byte_once() -> None:
+    assert all_reduce(two_nodes(), [0, 1], 100) == (dict.fromkeys(("a0→A", "A→a1", "a1→A", "A→a0"), 102), 20)
+
+
+# One byte: the ring costs 6*50 + (10 + 3) = 313. The tree has the edges a1-a0, b0-a0, b1-b0: two rounds up, two down,
+# so 4*50 + 3*(10 + 2) = 236, and 12 for its longest hold. a0's and b0's links carry two edges each: 2 + 2*1.
+def test_tree_wins_for_small_messages() -> None:
+    assert all_reduce(two_nodes(), [0, 1, 2, 3], 1) == (
+        {
+            **dict.fromkeys(("a0→A", "A→a0", "b0→B", "B→b0"), 4),
+            **dict.fromkeys(("a1→A", "A→a1", "b1→B", "B→b1"), 3),
+            **dict.fromkeys(("A→net", "net→A", "B→net", "net→B"), 12),
+        },
+        236,
+    )
+
+
+def test_ring_or_tree_is_the_smaller_closed_form() -> None:
+    # Ring 300 + 10 + ceil(3x), tree 200 + 4*(10 + 2x): equal at x = 14, where the ring is taken.
+    assert [all_reduce(two_nodes(), [0, 1, 2, 3], x)[1] for x in (13, 14, 15)] == [200 + 3 * 36, 300, 300]
+
+
+def test_route_takes_the_least_time_then_the_fewest_hops_then_the_smallest_vertex() -> None:
+    devices = tuple(make_device(name) for name in "abcd")
+
+    def route(*links: Link) -> list[str]:
+        topology = Topology(devices, links)
+        return [topology.resources[resource] for resource in topology.native.route(0, 3)]
+
+    chain = [Link("a", "b", 1e9), Link("b", "d", 1e9), Link("a", "c", 1e9), Link("c", "d", 1e9)]
+    assert route(*chain) == ["a→b", "b→d"]
+    assert route(*reversed(chain)) == ["a→b", "b→d"]
+    assert route(replace(chain[0], latency=1), *chain[1:]) == ["a→c", "c→d"]
+    assert route(*chain, Link("a", "d", 1e9)) == ["a→d"]
+    assert route(*chain, Link("a", "d", 1e8)) == ["a→b", "b→d"]
+    two_links_long = 2 * math.ceil(2**20)
+    assert route(*chain, Link("a", "d", 1e9, latency=two_links_long - 2**20)) == ["a→d"]
+    assert route(*chain, Link("a", "d", 1e9, latency=two_links_long - 2**20 + 1)) == ["a→b", "b→d"]
+
+
+def test_native_rejects_what_is_out_of_range() -> None:
+    native = two_nodes().native
+    with pytest.raises(ValueError, match="no device 4"):
+        native.transfer(0, 4, 1)
+    with pytest.raises(ValueError, match="bytes out of range: -1"):
+        native.transfer(0, 1, -1)
+    with pytest.raises(ValueError, match="at least one device"):
+        native.all_reduce([], 1)
+    with pytest.raises(ValueError, match="device twice"):
+        native.all_reduce([1, 0, 1], 1)
+    with pytest.raises(ValueError, match="longer than 2\\^53 ns"):
+        Topology((make_device("a"), make_device("b")), (Link("a", "b", 1),)).native.transfer(0, 1, 2**40)
+
+
+def test_native_checks_what_it_is_made_of() -> None:
+    good: dict[str, Any] = {"source": 0, "target": 1, "bandwidth": 1e9, "latency": 0, "overhead": 0}
+    good |= {"duplex": True, "overlap": True}
+    with pytest.raises(ValueError, match="device 1 is not connected"):
+        _core.Topology(2, 0, [0, 0], [])
+    with pytest.raises(ValueError, match="at least one device"):
+        _core.Topology(0, 0, [], [])
+    with pytest.raises(ValueError, match="one entry a device"):
+        _core.Topology(2, 0, [0], [])
+    for change in ({"target": 2}, {"target": 0}, {"bandwidth": 0.0}, {"bandwidth": math.nan}, {"latency": -1}):
+        with pytest.raises(ValueError, match="a link"):
+            _core.Topology(2, 0, [0, 0], [_core.Link(**good | change)])
+
+
+def test_cpu_preset() -> None:
+    topology = Topology.parse("cpu:2x2")
+    assert [(device.name, device.kind, device.node) for device in topology.devices] == [
+        ("cpu0", "cpu", 0),
+        ("cpu1", "cpu", 0),
+        ("cpu2", "cpu", 1),
+        ("cpu3", "cpu", 1),
+    ]
+    assert topology.switches == ("host0", "network", "host1")
+    holds, latency = transfer(topology, 0, 1, 3500)
+    assert (holds, latency) == ({"cpu0→host0": 1000, "host0→cpu1": 1000, "cpu0": 1000, "cpu1": 1000}, 50_000)
+    assert list(transfer(topology, 0, 3, 1)[0])[:4] == ["cpu0→host0", "host0→network", "network→host1", "host1→cpu3"]
+
+
+def test_p100_preset_has_nvlink_inside_and_one_shared_nic() -> None:
+    topology = Topology.parse("p100:2x4")
+    names = topology.resources
+    route = topology.native.route
+    assert [names[resource] for resource in route(0, 3)] == ["gpu0→gpu3"]
+    assert [names[resource] for resource in route(1, 6)] == [
+        "gpu1→host0",
+        "host0→network",
+        "network→host1",
+        "host1→gpu6",
+    ]
+    assert transfer(topology, 0, 1, 18_310) == ({"gpu0→gpu1": 1000}, 2000)
+    assert (
+        transfer(topology, 0, 4, 12_500)[0]["host0→network"]
+        == transfer(topology, 3, 7, 12_500)[0]["host0→network"]
+        == 1000
+    )
+    # A ring of 8 enters and leaves each node once: 2*7/8 of 8,000,000 bytes at 12.5 bytes/ns.
+    assert all_reduce(topology, list(range(8)), 8_000_000)[0]["host0→network"] == 1_120_000
+
+
+@pytest.mark.parametrize("text", ["cpu:1x1", "p100:1x1", "p100:1x4", "p100:4x1", "p100:4x4", "cpu:3x5"])
+def test_presets_are_sound(text: str) -> None:
+    topology = Topology.parse(text)
+    nodes, per_node = map(int, text.partition(":")[2].split("x"))
+    assert [device.node for device in topology.devices] == [i // per_node for i in range(nodes * per_node)]
+    assert topology.native.num_resources == len(topology.resources)
+
+
+def test_preset_names() -> None:
+    assert {"cpu", "p100"} <= set(preset_names())
+    assert all(Topology.parse(f"{name}:1x1").num_devices == 1 for name in preset_names())
+
+
+def test_yaml_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "machines.yaml"
+    for topology in (two_nodes(duplex=False, overlap=False), Topology.parse("p100:2x4")):
+        topology.save(path)
+        assert Topology.load(path) == topology
+    assert [entry.name for entry in tmp_path.iterdir()] == ["machines.yaml"]
+
+
+def test_yaml_defaults_and_plain_exponents(tmp_path: Path) -> None:
+    path = tmp_path / "machines.yaml"
+    path.write_text(
+        "devices: [{name: a, kind: k, node: 0, memory: 16000000000}, {name: b, kind: k, node: 0, memory: 1}]\n"
+        "links: [{source: a, target: b, bandwidth: 12.5e9, latency: 2000}]\n"
+    )
+    topology = Topology.load(path)
+    assert topology.links == (Link("a", "b", 12.5e9, latency=2000),)
+    assert topology.devices[0].memory == 16_000_000_000
+
+
+def test_a_topology_is_a_value(tmp_path: Path) -> None:
+    topology = two_nodes()
+    assert topology.native is topology.native
+    assert topology == two_nodes()
+    assert hash(topology) == hash(two_nodes())
+    assert pickle.loads(pickle.dumps(topology)) == topology
+    assert repr(topology.devices[0]) in repr(topology)
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SoapstoneError, match="cannot write"):
+        two_nodes().save(tmp_path / "absent" / "machines.yaml")
+    assert not list(tmp_path.iterdir())
+
+
+A, B, C = make_device("a"), make_device("b"), make_device("c")
+
+BAD_TOPOLOGIES: dict[str, tuple[tuple[Device, ...], tuple[Link, ...], str]] = {
+    "empty": ((), (), "at least one device"),
+    "not connected": ((A, B, C), (Link("a", "b", 1e9),), "no route leads from device 'a' to 'c'; add links"),
+    "same names": ((A, A), (), "two devices are named 'a'; rename one"),
+    "two links": ((A, B), (Link("a", "b", 1e9), Link("b", "a", 1e9)), "two links join 'a' and 'b'; make them one"),
+    "a typo": ((A, B), (Link("a", "b", 1e9), Link("a", "bb", 1e9)), "there is no device 'bb', and as a switch"),
+}
+
+
+@pytest.mark.parametrize(("devices", "links", "sentence"), BAD_TOPOLOGIES.values(), ids=BAD_TOPOLOGIES.keys())
+def test_bad_topologies_get_a_sentence(devices: tuple[Device, ...], links: tuple[Link, ...], sentence: str) -> None:
+    with pytest.raises(TopologyError, match=sentence):
+        Topology(devices, links)
+
+
+A_LINK: dict[str, Any] = {"source": "a", "target": "b", "bandwidth": 1e9}
+A_DEVICE: dict[str, Any] = {"name": "a", "kind": "k", "node": 0, "memory": 1}
+
+BAD_LINKS: list[tuple[dict[str, Any], str]] = [
+    ({"bandwidth": 0}, "link 'a' to 'b': bandwidth must be at least 1 byte/s"),
+    ({"bandwidth": -1e9}, "bandwidth must be at least"),
+    ({"bandwidth": math.nan}, "bandwidth must be at least"),
+    ({"bandwidth": math.inf}, "bandwidth must be at least"),
+    ({"bandwidth": "fast"}, "bandwidth must be at least 1 byte/s and at most 2\\*\\*53, not 'fast'"),
+    ({"latency": -1}, "latency must be a whole number"),
+    ({"latency": 0.5}, "latency must be a whole number"),
+    ({"overhead": True}, "overhead must be a whole number"),
+    ({"duplex": 1}, "duplex must be true or false"),
+    ({"overlap": "no"}, "overlap must be true or false"),
+    ({"source": "b"}, "joins a vertex to itself"),
+    ({"target": ""}, "target must be a name"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD_LINKS, ids=[str(change) for change, _ in BAD_LINKS])
+def test_bad_links_get_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TopologyError, match=sentence):
+        Link(**A_LINK | change)
+
+
+@pytest.mark.parametrize("change", [{"name": ""}, {"kind": None}, {"node": -1}, {"node": 1.0}, {"memory": 0}], ids=str)
+def test_bad_devices_get_a_sentence(change: dict[str, Any]) -> None:
+    with pytest.raises(TopologyError, match=f"{next(iter(change))} must be"):
+        Device(**A_DEVICE | change)
+
+
+BAD_PRESETS = {
+    "p100": "write PRESET:NODESxDEVICES, such as p100:4x4; presets are cpu",
+    "p100:4": "write PRESET:NODESxDEVICES",
+    "p100:4x": "write PRESET:NODESxDEVICES",
+    "p100:-1x4": "write PRESET:NODESxDEVICES",
+    "p100:1x٤": "write PRESET:NODESxDEVICES",
+    "abacus:1x2": "no preset 'abacus'; there are cpu",
+    "p100:0x4": "has no device",
+    "cpu:999999999x9": "has more than 65536 devices",
+    "cpu:9999999999x9": "write PRESET:NODESxDEVICES",
+    "p100:1x8": "at most 4 devices a node",
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_PRESETS.items(), ids=BAD_PRESETS.keys())
+def test_bad_presets_get_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(TopologyError, match=f"^topology '{text}': .*{sentence}"):
+        Topology.parse(text)
+
+
+DEVICES = "devices: [{name: a, kind: k, node: 0, memory: 1}, {name: b, kind: k, node: 0, memory: 1}]\n"
+
+BAD_FILES = {
+    "empty": ("", "the topology must be an object"),
+    "not YAML": ("devices: [", "is not YAML"),
+    "a date of its own": ("devices: 2024-13-45", "is not YAML"),
+    "too deep": ("[" * 10_000, "is not YAML"),
+    "a tag": ("!!python/object:os.system {}", "is not YAML"),
+    "no links": (DEVICES, "the topology lacks the key 'links'"),
+    "other key": (DEVICES + "links: []\nnics: 3\n", "the topology has an unknown key 'nics'; known: devices, links"),
+    "no list": (DEVICES + "links: 3\n", r"the topology\.links must be a list"),
+    "no row": (DEVICES + "links: [3]\n", r"the topology\.links\[0\] must be an object"),
+    "missing": (DEVICES + "links: [{source: a, target: b}]\n", r"the topology\.links\[0\] lacks the key 'bandwidth'"),
+    "unknown": (
+        DEVICES + "links: [{source: a, target: b, bandwidth: 1, speed: 2}]\n",
+        r"the topology\.links\[0\] has an unknown key 'speed'; known: source, target, bandwidth, latency",
+    ),
+    "bad type": (
+        DEVICES + "links: [{source: a, target: b, bandwidth: fast}]\n",
+        r"the topology\.links\[0\]\.bandwidth must be of type float, not 'fast'",
+    ),
+    "bad value": (
+        DEVICES + "links: [{source: a, target: b, bandwidth: 0}]\n",
+        "link 'a' to 'b': bandwidth must be at least 1 byte/s",
+    ),
+    "not connected": (DEVICES + "links: []\n", "no route leads from device 'a' to 'b'"),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_bad_files_get_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "machines.yaml"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match=f"^topology file .*machines.yaml: {sentence}"):
+        Topology.load(path)
+
+
+def test_unreadable_files_get_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r"absent\.yaml: cannot be read"):
+        Topology.load(tmp_path / "absent.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TopologyError, match=r"binary\.yaml: cannot be read"):
+        Topology.load(tmp_path / "binary.yaml")
