@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -164,6 +165,9 @@ auto regions_of(const soapstone::Graph& self, int32_t op, const std::vector<int3
 
 void bind_graph(nb::module_& m) {
   using soapstone::Graph;
+  using soapstone::Sizes;
+  m.def("refine", nb::overload_cast<const Sizes&, const Sizes&>(&soapstone::refine), nb::arg("a"), nb::arg("b"),
+        "The common refinement of two factorings of one axis, without ones; None where there is none.");
   nb::class_<Graph>(m, "Graph")
       .def(nb::init<>())
       .def("add_tensor",

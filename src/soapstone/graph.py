@@ -37,6 +37,7 @@ class Factor:
     dim: int = -1
     lower: Line = (1, 0, 1)
     upper: Line = (1, 0, 1)
+    mapped: bool = False  # `[x]`: other elements than the output's, even where the map moves none
 
     @classmethod
     def constant(cls, size: int, lo: int, hi: int) -> Factor:
@@ -44,7 +45,7 @@ class Factor:
 
     @property
     def identity(self) -> bool:
-        return self.dim >= 0 and self.lower == self.upper == (1, 0, 1)
+        return self.dim >= 0 and not self.mapped
 
 
 @dataclass(frozen=True, slots=True)

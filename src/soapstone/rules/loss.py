@@ -48,6 +48,7 @@ RULES = {
         slots=("self", "target", "weight"),
         partial=Partial(spans=(), factor=2, finish=lambda call: True),
         flops=times(4),
+        name="cross_entropy",
         heavy=True,
     ),
     "mse_loss": Rule(_elementwise_loss, partial=Partial(), heavy=True),

@@ -15,6 +15,7 @@ _BATCH_NORM = Rule(
     slots=("input", "weight", "bias", "running_mean", "running_var"),
     partial=Partial("gather", ("channel",), factor=3, finish=lambda call: True),
     flops=times(8),
+    name="batch_norm",
     heavy=True,
 )
 
@@ -24,6 +25,6 @@ RULES = {
     "_softmax": Rule(_softmax),
     "log_softmax": Rule(_softmax),
     "_log_softmax": Rule(_softmax),
-    "dropout": Rule("*b -> *b", draws=True),
-    "native_dropout": Rule("*b -> *b", draws=True),
+    "dropout": Rule("*b -> *b", name="dropout"),
+    "native_dropout": Rule("*b -> *b", name="dropout"),
 }

@@ -162,7 +162,7 @@ class _Binder:
             return Factor.constant(size, 0, size)
         if name.mapped:
             chosen = self.maps.get(f"{name.text}@{number}") or self.maps[name.text]
-            return Factor(size, index.get(name.text, -1), chosen.lower, chosen.upper)
+            return Factor(size, index.get(name.text, -1), chosen.lower, chosen.upper, True)
         if size != self.sizes[name.text]:
             return Factor.constant(size, 0, size)
         return Factor(size, index[name.text])

@@ -62,7 +62,7 @@ class Rule:
     flops: Callable[[Extents], int] = times(1)
     heavy: bool = False
     shape: bool = False
-    draws: bool = False  # random: the part needs to know which elements it has
+    name: str = ""  # what the op is called, where torch's own name says too much
 
     def bind(self, call: Call) -> tuple[Bound, Combine | None]:
         line = self.line if isinstance(self.line, str) else self.line(call)

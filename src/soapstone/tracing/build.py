@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from .. import _core
 from ..graph import Dim, Factor, Op, Operand, OperatorGraph, Settings, Step, Tensor, Value
 from ..rules import UNRULED
 from .fusion import Group, fuse
-from .refine import Draft, common, draft, refine
-from .trace import Trace
+from .refine import Draft, draft, refine
+from .trace import Trace, TraceCall
 
 PRIORITY = ("sample", "height", "width", "head", "length", "hidden", "channel")
 _PLACEHOLDER = re.compile(r"(b|s|o)\.\d+|[xrio]\d+|v\d+_\d+|new\d*")
@@ -84,7 +85,7 @@ class _Draft:
         steps = tuple(_step(d) for d in self.steps)
         return Op(
             name=name,
-            kind=head.call.kind.strip("_"),
+            kind=_label(head),
             layer="",
             dims=dims,
             values=tuple(self.values),
@@ -108,7 +109,7 @@ class _Draft:
 
 def _meet(a: list[list[int]], b: list[list[int]], shape: tuple[int, ...]) -> list[list[int]]:
     """Two readers' factorings of one external value; an axis without a common refinement stays flat."""
-    return [x if x == y else (common(x, y) or ([n] if n > 1 else [])) for x, y, n in zip(a, b, shape)]
+    return [x if x == y else (_core.refine(x, y) or ([n] if n > 1 else [])) for x, y, n in zip(a, b, shape)]
 
 
 def _step(d: Draft) -> Step:
@@ -202,19 +203,18 @@ def _op_names(trace: Trace, groups: list[Group]) -> list[str]:
     names = []
     for group in groups:
         head = trace.calls[group.head]
-        names.append(head.module or head.call.kind.strip("_"))
-    total, seen = Counter(names), Counter[str]()
-    result = []
-    for group, name in zip(groups, names):
-        seen[name] += 1
-        kind = trace.calls[group.head].call.kind.strip("_")
-        full = name if seen[name] == 1 else f"{name}_{seen[name]}"
-        result.append(full if total[name] == 1 or name == kind or seen[name] > 1 else name)
+        names.append(head.module or _label(head))
     taken: Counter[str] = Counter()
-    for i, name in enumerate(result):
-        taken[name] += 1
-        result[i] = name if taken[name] == 1 else f"{name}_{taken[name]}"
-    return result
+    for i, name in enumerate(names):
+        while names[i] in taken:
+            taken[name] += 1
+            names[i] = f"{name}_{taken[name]}"
+        taken[names[i]] += 1
+    return names
+
+
+def _label(call: TraceCall) -> str:
+    return call.rule.name or call.call.kind.strip("_")
 
 
 class _Classes:
@@ -274,9 +274,9 @@ def _with_dim_names(ops: tuple[Op, ...], tensors: tuple[Tensor, ...], settings: 
     named = []
     for o, op in enumerate(ops):
         dims: list[Dim] = []
-        for position, dim in enumerate(op.dims):
+        for dim in op.dims:
             root = classes.find(("dim", o, dim.step, dim.step_dim))
-            name = _choose(dim, given.get(root, set()), position)
+            name = _choose(dim, given.get(root, set()))
             kind = "sample" if root in batch else dim.kind
             taken = Counter(re.sub(r"_\d+$", "", d.name) for d in dims)[name]
             dims.append(replace(dim, name=name if not taken else f"{name}_{taken + 1}", kind=kind))
@@ -284,11 +284,11 @@ def _with_dim_names(ops: tuple[Op, ...], tensors: tuple[Tensor, ...], settings: 
     return tuple(named)
 
 
-def _choose(dim: Dim, names: set[str], position: int) -> str:
+def _choose(dim: Dim, names: set[str]) -> str:
     own = None if _PLACEHOLDER.fullmatch(dim.name) else dim.name
     if dim.extra and own:
         return own
-    return next((n for n in PRIORITY if n in names), own or min(names, default=f"axis{position}"))
+    return next((n for n in PRIORITY if n in names), own or min(names, default="length"))
 
 
 def _with_layers(ops: tuple[Op, ...], tensors: tuple[Tensor, ...]) -> tuple[Op, ...]:

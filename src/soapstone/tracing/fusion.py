@@ -114,6 +114,4 @@ class _Fusion:
 
 def _reads_one_to_one(call: TraceCall) -> bool:
     bound, _ = call.rule.bind(call.call)
-    return all(f.identity or f.dim < 0 for read in bound.reads for axis in read for f in axis) and (
-        call.call.kind not in ("select", "slice")
-    )
+    return not any(f.mapped for read in bound.reads for axis in read for f in axis)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .. import _core
 from ..graph import Combine, Factor, StepDim
 from .trace import TraceCall
 
@@ -44,24 +45,14 @@ def draft(call: TraceCall, inputs: list[int], outputs: list[int]) -> Draft:
         inputs,
         outputs,
         list(bound.dims),
-        [[list(axis) for axis in read] for read in bound.reads],
-        [[list(axis) for axis in write] for write in bound.writes],
+        [[[f for f in axis if f.size > 1 or not _plain(f)] for axis in read] for read in bound.reads],
+        [[[d for d in axis if bound.dims[d].size > 1] for axis in write] for write in bound.writes],
         combine,
     )
 
 
-def common(a: list[int], b: list[int]) -> list[int] | None:
-    """The common refinement of two factorings of one axis, without ones; None where there is none."""
-    a, b, found = [n for n in a if n > 1], [n for n in b if n > 1], []
-    while a and b:
-        x, y = a.pop(), b.pop()
-        step = min(x, y)
-        if x % step or y % step:
-            return None
-        found.append(step)
-        a += [x // step] if x > step else []
-        b += [y // step] if y > step else []
-    return None if a or b else found[::-1]
+def _plain(f: Factor) -> bool:
+    return not f.mapped
 
 
 def refine(steps: list[Draft]) -> None:
@@ -79,7 +70,7 @@ def refine(steps: list[Draft]) -> None:
 def _agree(maker: Draft, output: int, reader: Draft, number: int) -> bool:
     changed = False
     for axis in range(len(maker.writes[output])):
-        fine = common(maker.write_sizes(output)[axis], reader.read_sizes(number)[axis])
+        fine = _core.refine(maker.write_sizes(output)[axis], reader.read_sizes(number)[axis])
         if fine is None:
             continue
         changed |= _refine_dims(maker, maker.writes[output][axis], fine)

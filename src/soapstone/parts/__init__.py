@@ -1,0 +1,90 @@
+"""Run one part of one op on real tensors. Rule tests, measured costs and the runtime all do it this way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..graph import Op, OperatorGraph
+from .frames import Box, local_shape, reframe, whole
+from .kernels import KERNELS, PARTIALS, Draws, Place, Tensors, call
+
+__all__ = ["Box", "Draws", "Part", "Place", "local_shape", "reframe", "whole"]
+
+
+class Part:
+    """One part of an op. `inputs` are the op's, each the box that `input_box` gives; `run` returns the outputs.
+    Where the op combines, `partial` gives this part's share and `finish` takes what became of all shares."""
+
+    def __init__(self, graph: OperatorGraph, op: int, degrees: Sequence[int], part: int) -> None:
+        self.op: Op = graph.ops[op]
+        self.step_dims, self.needs, self.boxes = graph.native.regions(op, list(degrees), part)
+        self.updates: dict[int, tuple[Box, torch.Tensor]] = {}  # buffer -> the box of its next value
+        self._values: dict[int, torch.Tensor] = {}
+
+    def input_box(self, number: int) -> Box:
+        """The box of an input, over the dims that the op factors it into."""
+        return self.boxes[self.op.inputs[number].value]
+
+    def output_box(self, number: int) -> Box:
+        return self.boxes[self.op.outputs[number].value]
+
+    def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> list[torch.Tensor]:
+        self._start(inputs)
+        for s in range(len(self.op.steps)):
+            place, tensors = self._place(s, draws)
+            if s == self.op.head and place.step.combine is not None:
+                partial, finish = PARTIALS[place.step.kind]
+                shares = partial(place, tensors)
+                self._store(place, finish(place, tensors, shares[None] if self._gathers else shares))
+            else:
+                self._store(place, KERNELS.get(place.step.kind, call)(place, tensors))
+        return self._outputs()
+
+    def partial(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> torch.Tensor:
+        self._start(inputs)
+        for s in range(self.op.head):
+            place, tensors = self._place(s, draws)
+            self._store(place, KERNELS.get(place.step.kind, call)(place, tensors))
+        place, tensors = self._place(self.op.head, draws)
+        share: torch.Tensor = PARTIALS[place.step.kind][0](place, tensors)
+        return share
+
+    def finish(self, combined: torch.Tensor, draws: Draws | None = None) -> list[torch.Tensor]:
+        place, tensors = self._place(self.op.head, draws)
+        self._store(place, PARTIALS[place.step.kind][1](place, tensors, combined))
+        for s in range(self.op.head + 1, len(self.op.steps)):
+            place, tensors = self._place(s, draws)
+            self._store(place, KERNELS.get(place.step.kind, call)(place, tensors))
+        return self._outputs()
+
+    @property
+    def _gathers(self) -> bool:
+        return self.op.combine is not None and self.op.combine.mode == "gather"
+
+    def _start(self, inputs: Sequence[torch.Tensor]) -> None:
+        self._values = {operand.value: x for operand, x in zip(self.op.inputs, inputs)}
+
+    def _place(self, s: int, draws: Draws | None) -> tuple[Place, Tensors]:
+        step = self.op.steps[s]
+        tensors = {}
+        for slot, value, read, need in zip(step.slots, step.inputs, step.reads, self.needs[s]):
+            dims = tuple(tuple(f.size for f in axis) for axis in read)
+            tensors[slot] = reframe(
+                self._values[value], self.boxes[value], self.op.values[value].factoring, need, dims
+            )
+        output = self.op.values[step.outputs[0]]
+        return Place(step, self.step_dims[s], self.needs[s], output, draws, f"{self.op.name}.{s}"), tensors
+
+    def _store(self, place: Place, result: Any) -> None:
+        results = result if isinstance(result, tuple | list) else [result]
+        self._values.update(zip(place.step.outputs, results))
+        for operand in self.op.updates:
+            if operand.value in place.updates:
+                slot = next(i for i, o in enumerate(self.op.inputs) if o.tensor == operand.tensor)
+                self.updates[operand.tensor] = (self.input_box(slot), place.updates[operand.value])
+
+    def _outputs(self) -> list[torch.Tensor]:
+        return [self._values[operand.value] for operand in self.op.outputs]
