@@ -163,11 +163,19 @@ auto regions_of(const soapstone::Graph& self, int32_t op, const std::vector<int3
   return std::tuple(to_pairs(regions.step_dims), needs, to_pairs(regions.values));
 }
 
+std::vector<BoxPairs> project(const BoxPairs& box, const soapstone::Factoring& coarse, const soapstone::Factoring& fine) {
+  soapstone::Box intervals;
+  for (const auto& [lo, hi] : box) intervals.push_back({lo, hi});
+  return to_pairs(soapstone::project(intervals, coarse, fine));
+}
+
 void bind_graph(nb::module_& m) {
   using soapstone::Graph;
   using soapstone::Sizes;
   m.def("refine", nb::overload_cast<const Sizes&, const Sizes&>(&soapstone::refine), nb::arg("a"), nb::arg("b"),
         "The common refinement of two factorings of one axis, without ones; None where there is none.");
+  m.def("project", project, nb::arg("box"), nb::arg("coarse"), nb::arg("fine"),
+        "The boxes, over the dims of a refinement, of a box over coarser dims.");
   nb::class_<Graph>(m, "Graph")
       .def(nb::init<>())
       .def("add_tensor",
@@ -271,12 +279,12 @@ void bind_task_graph(nb::module_& m) {
       .def("pieces", pieces_of, nb::arg("tensor"), "A parameter's pieces: [(holders, boxes), ...].")
       .def("groups", [](const TaskGraph& self, size_t op) { return self.groups.at(op); }, nb::arg("op"),
            "An op's combine groups, each the parts that combine; empty where none does.")
-      .def_prop_ro("keys", task_column<uint64_t>([](const Task& task) { return task.key; }))
-      .def_prop_ro("kinds", task_column<int32_t>([](const Task& task) { return task.kind; }))
-      .def_prop_ro("ops", task_column<int32_t>([](const Task& task) { return task.op; }))
-      .def_prop_ro("parts", task_column<int32_t>([](const Task& task) { return task.part; }))
-      .def_prop_ro("latencies", task_column<int64_t>([](const Task& task) { return task.latency; }))
-      .def_prop_ro("bytes", task_column<int64_t>([](const Task& task) { return task.bytes; }));
+      .def_prop_ro("keys", task_column<uint64_t>([](const Task& task) { return task.key; }), nb::rv_policy::automatic)
+      .def_prop_ro("kinds", task_column<int32_t>([](const Task& task) { return task.kind; }), nb::rv_policy::automatic)
+      .def_prop_ro("ops", task_column<int32_t>([](const Task& task) { return task.op; }), nb::rv_policy::automatic)
+      .def_prop_ro("parts", task_column<int32_t>([](const Task& task) { return task.part; }), nb::rv_policy::automatic)
+      .def_prop_ro("latencies", task_column<int64_t>([](const Task& task) { return task.latency; }), nb::rv_policy::automatic)
+      .def_prop_ro("bytes", task_column<int64_t>([](const Task& task) { return task.bytes; }), nb::rv_policy::automatic);
 }
 
 NB_MODULE(_core, m) {

@@ -1,0 +1,49 @@
+"""Soapstone finds, shows and runs the fastest way to train a PyTorch model on the machines one has.
+
+Importing this package does not import torch; the names that need it load it at their first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import baselines
+from .costs import AnalyticCosts
+from .errors import SoapstoneError
+from .graph import OperatorGraph
+from .simulator import Simulation, simulate
+from .strategy import Configuration, Strategy
+from .topology import Topology
+
+if TYPE_CHECKING:
+    from .runtime import parallelize, run_threads
+    from .tracing import Workload, capture
+
+__all__ = [
+    "AnalyticCosts",
+    "Configuration",
+    "OperatorGraph",
+    "Simulation",
+    "SoapstoneError",
+    "Strategy",
+    "Topology",
+    "Workload",
+    "baselines",
+    "capture",
+    "parallelize",
+    "run_threads",
+    "simulate",
+]
+
+_LAZY = {"Workload": "tracing", "capture": "tracing", "parallelize": "runtime", "run_threads": "runtime"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -52,3 +52,141 @@ class Topology:
         """
         Return ([(resource, ns), ...], latency in ns) of an all-reduce: the better of ring and tree.
         """
+
+def refine(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
+    """
+    The common refinement of two factorings of one axis, without ones; None where there is none.
+    """
+
+def project(box: Sequence[tuple[int, int]], coarse: Sequence[Sequence[int]], fine: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+    """The boxes, over the dims of a refinement, of a box over coarser dims."""
+
+class Graph:
+    def __init__(self) -> None: ...
+
+    def add_tensor(self, source: int, item_size: int, grad: bool, axes: Sequence[Sequence[int]]) -> int:
+        """
+        Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.
+        """
+
+    def add_op(self, values: Sequence[Sequence[Sequence[int]]], steps: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[bool], Sequence[Sequence[Sequence[tuple[int, int, tuple[int, int, int], tuple[int, int, int]]]]], Sequence[Sequence[Sequence[int]]]]], dims: Sequence[tuple[int, int, int, bool, bool]], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], head: int, combine: tuple[bool, bool, bool, Sequence[int], int, int], backward: bool) -> int: ...
+
+    def factoring(self, tensor: int) -> list[list[int]]:
+        """
+        The common refinement of a tensor's writer and readers: sizes, axis by axis.
+        """
+
+    def regions(self, op: int, degrees: Sequence[int], part: int) -> tuple[list[list[tuple[int, int]]], list[list[list[tuple[int, int]]]], list[list[tuple[int, int]]]]:
+        """
+        Boxes of one part: (each step's dims, what each step needs of each input, each value).
+        """
+
+class Task:
+    @property
+    def key(self) -> int: ...
+
+    @property
+    def kind(self) -> int: ...
+
+    @property
+    def op(self) -> int: ...
+
+    @property
+    def part(self) -> int: ...
+
+    @property
+    def backward(self) -> bool: ...
+
+    @property
+    def finish(self) -> bool: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def latency(self) -> int: ...
+
+    @property
+    def flow(self) -> int: ...
+
+    @property
+    def devices(self) -> list[int]: ...
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def after(self) -> list[int]: ...
+
+    @property
+    def holds(self) -> list[tuple[int, int]]: ...
+
+class Flow:
+    @property
+    def tensor(self) -> int: ...
+
+    @property
+    def part(self) -> int: ...
+
+    @property
+    def device(self) -> int: ...
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def forward(self) -> int: ...
+
+    @property
+    def backward(self) -> int: ...
+
+    @property
+    def readers(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def hull(self) -> list[tuple[int, int]]: ...
+
+class TaskGraph:
+    def __init__(self, graph: Graph, topology: Topology, strategy: Sequence[tuple[Sequence[int], Sequence[int]]], times: Sequence[Sequence[tuple[int, int, int, int]]], update_ns_per_element: Sequence[float], update_overhead: int, bucket_bytes: int) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def play(self) -> Timeline: ...
+
+    def task(self, row: int) -> Task: ...
+
+    @property
+    def num_flows(self) -> int: ...
+
+    def flow(self, index: int) -> Flow: ...
+
+    def fetch(self, op: int, part: int, input: int) -> tuple[list[tuple[int, int]], list[tuple[int, list[list[tuple[int, int]]]]]]:
+        """
+        What a part reads of an input: (hull, [(flow, boxes), ...]), in the tensor's factoring.
+        """
+
+    def pieces(self, tensor: int) -> list[tuple[list[int], list[list[tuple[int, int]]]]]:
+        """A parameter's pieces: [(holders, boxes), ...]."""
+
+    def groups(self, op: int) -> list[list[int]]:
+        """
+        An op's combine groups, each the parts that combine; empty where none does.
+        """
+
+    @property
+    def keys(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def kinds(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def ops(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def parts(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def latencies(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def bytes(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]: ...

@@ -194,6 +194,9 @@ class OperatorGraph:
     def __repr__(self) -> str:
         return f"OperatorGraph({len(self.ops)} ops, {len(self.parameters)} parameters, {self.fingerprint})"
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._index  # type: ignore[attr-defined]
+
     def index(self, name: str) -> int:
         """The op's place in `ops`. Raises GraphError for an unknown name."""
         found: int | None = self._index.get(name)  # type: ignore[attr-defined]

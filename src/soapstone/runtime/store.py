@@ -1,12 +1,18 @@
-"""What a rank keeps: constants, and its boxes of parameters and buffers."""
+"""What a rank keeps: constants, and one box of each parameter and buffer that its parts read."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator, Mapping
 
 import torch
+from torch import nn
 
-from ..graph import Tensor
+from .. import _core
+from ..errors import RankError
+from ..graph import OperatorGraph, Tensor
+from ..parts import Box, reframe, whole
+from ..simulator import Simulation
 
 
 def constant(tensor: Tensor) -> torch.Tensor:
@@ -16,3 +22,100 @@ def constant(tensor: Tensor) -> torch.Tensor:
         return torch.full(tensor.shape, tensor.fill or 0, dtype=dtype)
     raw = bytearray(base64.b64decode(tensor.data))
     return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(tensor.shape).clone()
+
+
+class Shard:
+    """One rank's box of a parameter or buffer: the hull of what its parts read, over the tensor's own dims."""
+
+    def __init__(self, tensor: Tensor, dims: list[list[int]], box: Box, full: torch.Tensor) -> None:
+        self.name, self.shape, self.dims, self.box = tensor.name, tensor.shape, dims, box
+        local = self.cut(full).clone(memory_format=torch.contiguous_format)
+        self.tensor = nn.Parameter(local, requires_grad=tensor.grad) if tensor.source == "parameter" else local
+
+    def cut(self, full: torch.Tensor) -> torch.Tensor:
+        flat = [[n] for n in self.shape]
+        return reframe(full.detach(), whole(flat), flat, self.box, self.dims)
+
+    def window(self, local: torch.Tensor, box: Box) -> torch.Tensor:
+        """A view of a local tensor (the shard, or its gradient) at a box inside the shard's."""
+        view = local.view([hi - lo for lo, hi in self.box])
+        return view[tuple(slice(lo - start, hi - start) for (lo, hi), (start, _) in zip(box, self.box))]
+
+    def gradient(self) -> torch.Tensor:
+        """The gradient, zeros where nothing was added yet."""
+        if self.tensor.grad is None:
+            self.tensor.grad = torch.zeros_like(self.tensor)
+        return self.tensor.grad
+
+
+class Store:
+    """All shards of a rank, by tensor of the graph."""
+
+    def __init__(self, simulation: Simulation, rank: int, state: Mapping[str, torch.Tensor]) -> None:
+        self.graph: OperatorGraph = simulation.graph
+        self.rank = rank
+        native = simulation.native
+        self.pieces = {
+            i: native.pieces(i) for i, t in enumerate(self.graph.tensors) if t.source in ("parameter", "buffer")
+        }
+        self.shards: dict[int, Shard] = {}
+        for i, pieces in self.pieces.items():
+            boxes = [box for holders, boxes in pieces if rank in holders for box in boxes]
+            if boxes:
+                hull = [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
+                tensor = self.graph.tensors[i]
+                self.shards[i] = Shard(tensor, self.graph.native.factoring(i), hull, state[tensor.name])
+        self.counters = {name: state[name].detach().clone() for name in self.graph.counters}
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for shard in self.shards.values():
+            if isinstance(shard.tensor, nn.Parameter):
+                yield shard.name, shard.tensor
+
+    def owned(self, gradients: bool) -> list[tuple[int, Box, torch.Tensor]]:
+        """What this rank is the first holder of: (tensor, box, values)."""
+        found = []
+        for i, pieces in self.pieces.items():
+            if gradients and not self.graph.tensors[i].grad:
+                continue
+            for holders, boxes in pieces:
+                if holders[0] == self.rank:
+                    shard = self.shards[i]
+                    local = shard.gradient() if gradients else shard.tensor.detach()
+                    found += [(i, box, shard.window(local, box).clone()) for box in boxes]
+        return found
+
+    def assemble(self, shares: list[list[tuple[int, Box, torch.Tensor]]]) -> dict[str, torch.Tensor]:
+        """Whole tensors by name, from what every rank owns."""
+        whole_tensors: dict[int, torch.Tensor] = {}
+        for i, box, values in (row for share in shares for row in share):
+            tensor = self.graph.tensors[i]
+            sizes = [n for axis in self.graph.native.factoring(i) for n in axis]
+            full = whole_tensors.setdefault(i, torch.zeros(sizes, dtype=getattr(torch, tensor.dtype)))
+            full[tuple(slice(lo, hi) for lo, hi in box)] = values
+        tensors = self.graph.tensors
+        return {tensors[i].name: full.reshape(tensors[i].shape) for i, full in sorted(whole_tensors.items())}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's boxes of a whole state. Raises RankError for a missing name or another shape."""
+        for shard in self.shards.values():
+            if shard.name not in state:
+                raise RankError(f"the state has no {shard.name!r}")
+            if tuple(state[shard.name].shape) != shard.shape:
+                found, wanted = list(state[shard.name].shape), list(shard.shape)
+                raise RankError(f"{shard.name!r} has shape {found} in the state, but {wanted} in the model")
+        with torch.no_grad():
+            for shard in self.shards.values():
+                shard.tensor.copy_(shard.cut(state[shard.name]))
+            for name, counter in self.counters.items():
+                if name in state:
+                    counter.copy_(state[name])
+
+    def update(self, i: int, box: Box, dims: list[list[int]], values: torch.Tensor) -> None:
+        """Set a box of a buffer."""
+        shard = self.shards[i]
+        for piece in _core.project(list(box), dims, shard.dims):
+            shard.window(shard.tensor, piece).copy_(
+                reframe(values, box, dims, piece, shard.dims).reshape([hi - lo for lo, hi in piece])
+            )
+

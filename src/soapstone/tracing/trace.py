@@ -23,6 +23,7 @@ from .workload import Workload
 # What these make depends on no element of their input.
 _FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
 _COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous"}
+_RANDOM = {"dropout", "native_dropout"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
 
 
@@ -99,6 +100,7 @@ class _Reader:
         self.tuples: dict[fx.Node, TraceCall] = {}
         self.buffer_of: dict[fx.Node, str] = {}
         self.parameters: dict[int, int] = {}  # identity of the tensor -> value
+        self.num_draws = 0
 
     def read(self) -> Trace:
         signature = self.program.graph_signature
@@ -180,6 +182,9 @@ class _Reader:
         rule = RULES.get(kind)
         if rule is None:
             rule = POINTWISE if torch.Tag.pointwise in node.target.tags else UNRULED  # type: ignore[union-attr]
+        if kind in _RANDOM:  # numbered, so that masks can be drawn in eager order
+            args["draw"] = self.num_draws
+            self.num_draws += 1
         num_outputs = _num_outputs(kind, metas)
         shapes = tuple(self.trace.values[i].shape for i in inputs)
         call = Call(kind, node.target._overloadname, slots, shapes, _shapes(metas[:num_outputs]), args)  # type: ignore[union-attr]

@@ -1,0 +1,43 @@
+"""Strategies to start from and to compare with."""
+
+from __future__ import annotations
+
+import random as _random
+from math import prod
+
+from .graph import Op, OperatorGraph
+from .strategy import Configuration, Strategy
+from .topology import Topology
+
+
+def data_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
+    """Split every op by sample over all devices; an op with fewer samples, or none, uses fewer devices."""
+
+    def configure(op: Op) -> Configuration:
+        dim = next((d for d in op.dims if d.kind == "sample" and d.splittable), None)
+        if dim is None:
+            return Configuration()
+        degree = min(dim.size, topology.num_devices)
+        return Configuration({dim.name: degree}, tuple(range(degree)))
+
+    return Strategy(graph, topology, {op.name: configure(op) for op in graph.ops})
+
+
+def random(graph: OperatorGraph, topology: Topology, *, seed: int = 0, max_parts: int | None = None) -> Strategy:
+    """Any legal degrees and any devices, parts sharing devices included; at most twice as many parts as devices
+    unless `max_parts` says otherwise."""
+    generator = _random.Random(seed)
+    most = 2 * topology.num_devices if max_parts is None else max_parts
+
+    def configure(op: Op) -> Configuration:
+        degrees: dict[str, int] = {}
+        dims = [d for d in op.dims if d.splittable]
+        generator.shuffle(dims)
+        for dim in dims:
+            room = min(dim.size, most // prod(degrees.values()))
+            if room > 1 and generator.random() < 0.6:
+                degrees[dim.name] = generator.randint(1, room)
+        pool = generator.sample(range(topology.num_devices), generator.randint(1, topology.num_devices))
+        return Configuration(degrees, tuple(generator.choice(pool) for _ in range(prod(degrees.values()))))
+
+    return Strategy(graph, topology, {op.name: configure(op) for op in graph.ops})

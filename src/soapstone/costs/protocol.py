@@ -1,0 +1,29 @@
+"""The question that a simulation asks of costs, once per (op, local extents, device kind)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..graph import Op
+
+
+@dataclass(frozen=True, slots=True)
+class OpTimes:
+    """Nanoseconds of one part. Where the op combines, `finish_*` is the work behind the combine and the others the
+    work before it; where it does not, `forward` and `backward` are all of it."""
+
+    forward: int
+    backward: int
+    finish_forward: int = 1
+    finish_backward: int = 1
+
+
+class Costs(Protocol):
+    def times(self, op: Op, extents: tuple[int, ...], device_kind: str, combines: bool) -> OpTimes:
+        """The times of a part with these extents, one for each of the op's dims, on a device of that kind."""
+        ...
+
+    def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
+        """The optimizer's step: nanoseconds once, and for each element of a parameter."""
+        ...

@@ -1,0 +1,78 @@
+"""Dropout masks that are the same on any strategy.
+
+Counter mode hashes (seed, step, draw, element), so that a part makes just the mask of its own elements. Replay mode
+draws the whole masks from torch's generator, call after call as eager PyTorch does, and cuts its boxes out of them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..graph import OperatorGraph, Step
+from ..parts import Place, reframe, whole
+
+_MASK = (1 << 64) - 1
+
+
+def _signed(x: int) -> int:
+    x &= _MASK
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser; int64 wraps, and the mask makes the shift logical."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ ((x >> shift) & (_MASK >> shift))) * _signed(factor)
+    return x ^ ((x >> 31) & (_MASK >> 31))
+
+
+def elements(place: Place) -> torch.Tensor:
+    """The place of each local element in the whole output, counted row-major."""
+    index = torch.zeros((), dtype=torch.int64)
+    sizes = [dim.size for dim in place.step.dims]
+    stride = 1
+    dims = [d for axis in place.step.writes[0] for d in axis]
+    for position, d in enumerate(reversed(dims)):
+        lo, hi = place.dims[d]
+        index = index + (torch.arange(lo, hi) * stride).view([-1] + [1] * position)
+        stride *= sizes[d]
+    return index.reshape(place.shape())
+
+
+class CounterDraws:
+    def __init__(self, seed: int) -> None:
+        self.seed, self.step = seed, 0
+
+    def begin(self) -> None:
+        self.step += 1
+
+    def keep(self, name: str, place: Place) -> torch.Tensor:
+        key = torch.tensor([self.seed, self.step, place.args["draw"]], dtype=torch.int64)
+        state = torch.zeros((), dtype=torch.int64)
+        for word in key:
+            state = _mix(state * _signed(0x9E3779B97F4A7C15) + word)
+        bits = _mix(state + elements(place) * _signed(0x9E3779B97F4A7C15))
+        uniform = ((bits >> 11) & (_MASK >> 11)).to(torch.float64) * 2.0**-53
+        return uniform >= float(place.args["p"])
+
+
+class ReplayDraws:
+    def __init__(self, graph: OperatorGraph) -> None:
+        steps = [(s, op.values[s.outputs[0]].shape) for op in graph.ops for s in op.steps if "draw" in s.args]
+        self.steps: list[tuple[Step, tuple[int, ...]]] = sorted(steps, key=lambda row: row[0].args["draw"])
+        self.generator = torch.Generator()
+        self.generator.set_state(torch.get_rng_state())
+        self.masks: dict[int, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        self.masks = {}
+        for step, shape in self.steps:
+            mask = torch.empty(shape, dtype=torch.bool)
+            self.masks[step.args["draw"]] = mask.bernoulli_(1 - step.args["p"], generator=self.generator)
+
+    def keep(self, name: str, place: Place) -> torch.Tensor:
+        mask = self.masks[place.args["draw"]]
+        flat = [[n] for n in mask.shape]
+        dims = [[place.step.dims[d].size for d in axis] for axis in place.step.writes[0]]
+        box = [place.dims[d] for axis in place.step.writes[0] for d in axis]
+        return reframe(mask, whole(flat), flat, box, dims)
