@@ -58,7 +58,7 @@ class Scratch:
     combined_grad: dict[Key, torch.Tensor] = field(default_factory=dict)
     flow_grads: dict[int, torch.Tensor] = field(default_factory=dict)
     arrived: dict[Key, list[int]] = field(default_factory=lambda: defaultdict(list))  # flows with a gradient
-    updates: dict[int, tuple[Box, list[list[int]], torch.Tensor]] = field(default_factory=dict)
+    updates: list[tuple[int, Box, list[list[int]], torch.Tensor]] = field(default_factory=list)
 
 
 class Executor:
@@ -88,8 +88,8 @@ class Executor:
         for instruction in self.program.instructions:
             self._execute(instruction)
         self.transport.finish()
-        for tensor, (box, dims, values) in self.scratch.updates.items():
-            self.store.update(tensor, box, dims, values)
+        for update in self.scratch.updates:
+            self.store.update(*update)
         for counter in self.store.counters.values():
             counter += 1
         loss = self._loss()
@@ -172,11 +172,12 @@ class Executor:
         op = self.graph.ops[task.op]
         part = self._output_part(task.op, task.part)
         for number, (operand, output) in enumerate(zip(op.outputs, outputs)):
-            dims = op.values[operand.value].factoring
-            self.scratch.held[operand.tensor, part] = Held(output.detach(), running.part.output_box(number), dims)
+            made = op.values[operand.value].factoring
+            self.scratch.held[operand.tensor, part] = Held(output.detach(), running.part.output_box(number), made)
         for tensor, (box, values) in running.part.updates.items():
             value = next(o.value for o in op.inputs if o.tensor == tensor)
-            self.scratch.updates[tensor] = (box, [list(axis) for axis in op.values[value].factoring], values)
+            dims = [list(axis) for axis in op.values[value].factoring]
+            self.scratch.updates.append((tensor, box, dims, values))
 
     def _output_part(self, op: int, part: int) -> int:
         copies = 1
