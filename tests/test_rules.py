@@ -194,18 +194,22 @@ class Cases:
     def permute(self, size: Draw, flag: Draw) -> Any:
         shape = [size(1, 4) for _ in range(3)]
         order = [(0, 2, 1), (2, 0, 1), (1, 2, 0)][size(0, 2)]
-        return lambda x, w: F.linear(x.permute(order).relu(), w).transpose(0, 2), [rand(*shape)], [
-            rand(3, shape[order[2]])
-        ]
+        return (
+            lambda x, w: F.linear(x.permute(order).relu(), w).transpose(0, 2),
+            [rand(*shape)],
+            [rand(3, shape[order[2]])],
+        )
 
     def cat(self, size: Draw, flag: Draw) -> Any:
         axis, shape = size(0, 2), [size(1, 4) for _ in range(3)]
         other = list(shape)
         other[axis] = size(1, 4)
         width = shape[2] + other[2] if axis == 2 else shape[2]
-        return lambda x, y, w: F.linear(torch.cat([x, y, x], axis)[..., :width], w), [rand(*shape), rand(*other)], [
-            rand(3, width)
-        ]
+        return (
+            lambda x, y, w: F.linear(torch.cat([x, y, x], axis)[..., :width], w),
+            [rand(*shape), rand(*other)],
+            [rand(3, width)],
+        )
 
     def stack(self, size: Draw, flag: Draw) -> Any:
         a, b, axis = size(1, 4), size(1, 4), size(0, 2)
@@ -227,7 +231,11 @@ class Cases:
 
     def expand(self, size: Draw, flag: Draw) -> Any:
         a, b, c = size(1, 4), size(1, 4), size(1, 4)
-        return lambda x, w, v: F.linear((x * w).expand(b, a, c), v), [rand(a if flag() else 1, c)], [rand(1), rand(2, c)]
+        return (
+            lambda x, w, v: F.linear((x * w).expand(b, a, c), v),
+            [rand(a if flag() else 1, c)],
+            [rand(1), rand(2, c)],
+        )
 
     def unruled(self, size: Draw, flag: Draw) -> Any:
         a, b = size(2, 4), size(1, 4)
@@ -325,7 +333,9 @@ def test_the_binder_names_line_and_shape() -> None:
 def test_a_broken_rule_is_caught() -> None:
     """A convolution whose halo is one row short must not pass."""
     rule = RULES["conv2d"]
-    work = Workload(Function(lambda x, w: F.conv2d(x, w, padding=1), rand(2, 2, 3, 3)), (rand(2, 2, 6, 6),), loss=loss_of)
+    work = Workload(
+        Function(lambda x, w: F.conv2d(x, w, padding=1), rand(2, 2, 3, 3)), (rand(2, 2, 6, 6),), loss=loss_of
+    )
 
     def short(call: Any) -> dict[str, Map]:
         return {**rule.maps(call), "height": Map((1, -1, 1), (1, 0, 1))}

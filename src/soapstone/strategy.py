@@ -74,9 +74,7 @@ class Strategy(Mapping[str, Configuration]):
     """A configuration for every op of one graph, on the devices of a topology. Raises StrategyError where one is
     missing, unknown or illegal."""
 
-    def __init__(
-        self, graph: OperatorGraph, topology: Topology, configurations: Mapping[str, Configuration]
-    ) -> None:
+    def __init__(self, graph: OperatorGraph, topology: Topology, configurations: Mapping[str, Configuration]) -> None:
         names = [op.name for op in graph.ops]
         for name in configurations:
             if name not in graph:
@@ -159,6 +157,10 @@ def _rows(path: str | Path, data: dict[str, object]) -> Iterator[tuple[str, obje
 
 
 def _configuration(path: str | Path, name: str, row: object) -> Configuration:
-    if not isinstance(row, dict) or not isinstance(row.get("degrees"), dict) or not isinstance(row.get("devices"), list):
+    if (
+        not isinstance(row, dict)
+        or not isinstance(row.get("degrees"), dict)
+        or not isinstance(row.get("devices"), list)
+    ):
         raise StrategyError(f"{path}: op {name!r} must have 'degrees' (an object) and 'devices' (a list)")
     return Configuration(row["degrees"], tuple(row["devices"]))

@@ -72,9 +72,7 @@ class Part:
         tensors = {}
         for slot, value, read, need in zip(step.slots, step.inputs, step.reads, self.needs[s]):
             dims = tuple(tuple(f.size for f in axis) for axis in read)
-            tensors[slot] = reframe(
-                self._values[value], self.boxes[value], self.op.values[value].factoring, need, dims
-            )
+            tensors[slot] = reframe(self._values[value], self.boxes[value], self.op.values[value].factoring, need, dims)
         output = self.op.values[step.outputs[0]]
         return Place(step, self.step_dims[s], self.needs[s], output, draws, f"{self.op.name}.{s}"), tensors
 

@@ -305,9 +305,7 @@ class _CrossEntropy:
             total = F.cross_entropy(logits, target, weight, reduction="sum", label_smoothing=smoothing)
             return torch.stack([total, total.new_tensor(target.numel() / logits.shape[min(logits.ndim - 1, 1)])])
         ignore = place.args["ignore_index"]
-        total = F.cross_entropy(
-            logits, target, weight, ignore_index=ignore, reduction="sum", label_smoothing=smoothing
-        )
+        total = F.cross_entropy(logits, target, weight, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
         counted = target != ignore
         if weight is None:
             return torch.stack([total, counted.sum().to(total)])

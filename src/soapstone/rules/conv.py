@@ -33,18 +33,14 @@ def conv_padding(call: Call) -> tuple[int, int]:
 def _conv_maps(call: Call) -> dict[str, Map]:
     stride, dilation, before = pair(call.args["stride"]), pair(call.args["dilation"]), conv_padding(call)
     kernel = call.shape("weight")[2:]
-    return {
-        name: window(kernel[i], stride[i], before[i], dilation[i]) for i, name in enumerate(("height", "width"))
-    }
+    return {name: window(kernel[i], stride[i], before[i], dilation[i]) for i, name in enumerate(("height", "width"))}
 
 
 def _pool_maps(call: Call) -> dict[str, Map]:
     kernel = pair(call.args["kernel_size"])
     stride, before = pair(call.args["stride"], kernel), pair(call.args["padding"])
     dilation = pair(call.args.get("dilation", 1))
-    return {
-        name: window(kernel[i], stride[i], before[i], dilation[i]) for i, name in enumerate(("height", "width"))
-    }
+    return {name: window(kernel[i], stride[i], before[i], dilation[i]) for i, name in enumerate(("height", "width"))}
 
 
 _POOL = Rule("*b [height] [width] -> *b height width", maps=_pool_maps, heavy=True)

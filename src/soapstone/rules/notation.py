@@ -90,7 +90,9 @@ def parse(line: str) -> tuple[tuple[Pattern, ...], tuple[Pattern, ...]]:
     left, arrow, right = line.partition("->")
     if not arrow:
         raise GraphError(f"the rule {line!r} has no '->'")
-    return tuple(_pattern(part, line) for part in left.split(",")), tuple(_pattern(part, line) for part in right.split(","))
+    return tuple(_pattern(part, line) for part in left.split(",")), tuple(
+        _pattern(part, line) for part in right.split(",")
+    )
 
 
 def _expand(pattern: Pattern, shape: tuple[int, ...], line: str) -> Pattern:

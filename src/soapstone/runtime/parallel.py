@@ -75,7 +75,9 @@ class Parallel:
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take a whole state, such as `state_dict` gives; each rank keeps its own part of it."""
         aliases = {kept: tied for tied, kept in self._graph.aliases.items()}
-        full = dict(state) | {kept: state[tied] for kept, tied in aliases.items() if tied in state and kept not in state}
+        full = dict(state) | {
+            kept: state[tied] for kept, tied in aliases.items() if tied in state and kept not in state
+        }
         _agree(self._transport, lambda: self._store.load(full))
 
     def _check_batch(self, batch: Sequence[Any]) -> None:

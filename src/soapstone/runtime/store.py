@@ -118,4 +118,3 @@ class Store:
             shard.window(shard.tensor, piece).copy_(
                 reframe(values, box, dims, piece, shard.dims).reshape([hi - lo for lo, hi in piece])
             )
-

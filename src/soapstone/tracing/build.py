@@ -254,7 +254,9 @@ def _link(ops: tuple[Op, ...], tensors: tuple[Tensor, ...]) -> _Classes:
             if tensors[operand.tensor].source not in ("parameter", "buffer"):
                 for axis, sizes in enumerate(op.values[operand.value].factoring):
                     for place in range(len(sizes)):
-                        classes.join(("value", o, operand.value, axis, place), ("tensor", operand.tensor, axis, sizes, place))
+                        classes.join(
+                            ("value", o, operand.value, axis, place), ("tensor", operand.tensor, axis, sizes, place)
+                        )
     return classes
 
 

@@ -1,0 +1,85 @@
+"""The same equality on real processes over gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import soapstone as ss
+from tests.models import CASES
+from tests.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
+
+from .launch import run_processes
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path) -> None:
+    case = CASES[name]
+    graph = ss.capture(case.workload())
+    topology = ss.Topology.parse(f"cpu:1x{ranks}")
+    strategies = [ss.baselines.data_parallel(graph, topology)]
+    strategies += [ss.baselines.random(graph, topology, seed=seed) for seed in (100, 101)]
+    batches = case.batches(STEPS)
+
+    def run(rank: int) -> list[Record]:
+        records = []
+        for strategy in strategies:
+            work = case.workload()
+            torch.manual_seed(SEED)
+            records.append(train_rank(case, work, graph, topology, strategy, None, batches))
+        return records
+
+    wanted = train_plain(case)
+    for records in run_processes(ranks, run, tmp_path / "meeting"):
+        if isinstance(records, Exception):
+            raise records
+        for record in records:
+            assert_same(record, wanted)
+
+
+def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    graph = ss.capture(case.workload())
+    topology = ss.Topology.parse("cpu:1x2")
+
+    def run(rank: int) -> None:
+        strategy = ss.baselines.random(graph, topology, seed=rank)
+        ss.parallelize(case.workload(), graph, topology, strategy)
+
+    for error in run_processes(2, run, tmp_path / "meeting"):
+        assert isinstance(error, ss.SoapstoneError)
+        assert "ranks 0 and 1 disagree on the plan" in str(error)
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+import soapstone as ss
+from tests.models import CASES
+
+dist.init_process_group("gloo")
+case = CASES["cnn"]
+work = case.workload()
+graph = ss.capture(work)
+topology = ss.Topology.parse(f"cpu:1x{dist.get_world_size()}")
+parallel = ss.parallelize(work, graph, topology, ss.baselines.data_parallel(graph, topology))
+loss = parallel.step(*case.batches(1)[0])
+if dist.get_rank() == 0:
+    print(f"loss {loss.item():.6f}")
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_trains(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "loss " in done.stdout
