@@ -46,6 +46,74 @@ void ask(const std::vector<std::vector<int32_t>>& write, const Box& box, Box& st
     }
 }
 
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+template <typename Index>
+void require_index(Index index, size_t size, const char* what) {
+  require(index >= 0 && static_cast<size_t>(index) < size, what);
+}
+
+int64_t axis_size(const Sizes& axis) {
+  int64_t product = 1;
+  for (const int64_t size : axis) {
+    require(size >= 0 && size < (int64_t{1} << 40), "a size is out of range");
+    product *= size;
+  }
+  return product;
+}
+
+// Two factorings of one tensor: as many axes, each of the same size.
+void require_alike(const Factoring& a, const Factoring& b, const char* what) {
+  require(a.size() == b.size(), what);
+  for (size_t i = 0; i < a.size(); ++i) require(axis_size(a[i]) == axis_size(b[i]), what);
+}
+
+void check_step(const Op& op, const Step& step) {
+  require(step.whole.size() == step.dims.size(), "a step lacks a flag for a dim");
+  require(step.reads.size() == step.inputs.size(), "a step lacks the reads of an input");
+  require(step.writes.size() == step.outputs.size(), "a step lacks the writes of an output");
+  for (size_t i = 0; i < step.inputs.size(); ++i) {
+    require_index(step.inputs[i], op.values.size(), "a step reads a value that is not there");
+    for (const auto& axis : step.reads[i])
+      for (const auto& factor : axis) {
+        require(factor.dim < static_cast<int64_t>(step.dims.size()), "a step reads through a dim that it lacks");
+        require(factor.lower.q != 0 && factor.upper.q != 0, "a map divides by zero");
+      }
+    require_alike(factoring_of(step.reads[i]), op.values[step.inputs[i]], "a read does not fit its value");
+  }
+  for (size_t i = 0; i < step.outputs.size(); ++i) {
+    require_index(step.outputs[i], op.values.size(), "a step writes a value that is not there");
+    Factoring written;
+    for (const auto& axis : step.writes[i]) {
+      written.emplace_back();
+      for (const int32_t dim : axis) {
+        require_index(dim, step.dims.size(), "a step writes a dim that it lacks");
+        written.back().push_back(step.dims[dim]);
+      }
+    }
+    require(written == op.values[step.outputs[i]], "a write does not fit its value");
+  }
+}
+
+void check_op(const Op& op, size_t num_tensors) {
+  for (const auto& step : op.steps) check_step(op, step);
+  require_index(op.head, op.steps.size(), "an op's head is not one of its steps");
+  for (const int32_t dim : op.combine.dims)
+    require_index(dim, op.steps[op.head].dims.size(), "a combine spans a dim that the head lacks");
+  for (const auto& dim : op.dims) {
+    require_index(dim.step, op.steps.size(), "a dim names a step that is not there");
+    require_index(dim.step_dim, op.steps[dim.step].dims.size(), "a dim names a step's dim that is not there");
+    require(dim.size == op.steps[dim.step].dims[dim.step_dim], "a dim's size is not that of its step");
+  }
+  for (const auto* operands : {&op.inputs, &op.outputs})
+    for (const auto& [tensor, value] : *operands) {
+      require_index(tensor, num_tensors, "an op names a tensor that is not there");
+      require_index(value, op.values.size(), "an op names a value that is not there");
+    }
+}
+
 }  // namespace
 
 int32_t Graph::add_tensor(Source source, int64_t item_size, bool grad, const Factoring& axes) {
@@ -59,6 +127,10 @@ int32_t Graph::add_tensor(Source source, int64_t item_size, bool grad, const Fac
 }
 
 int32_t Graph::add_op(Op op) {
+  check_op(op, tensors.size());
+  for (const auto* operands : {&op.inputs, &op.outputs})
+    for (const auto& [tensor, value] : *operands)
+      require_alike(tensors[tensor].factoring, op.values[value], "a value does not fit its tensor");
   const auto index = static_cast<int32_t>(ops.size());
   for (size_t i = 0; i < op.outputs.size(); ++i) {
     auto& tensor = tensors.at(op.outputs[i].tensor);

@@ -11,7 +11,6 @@ PUBLIC_NAMES = [
     "OperatorGraph",
     "Simulation",
     "SoapstoneError",
-    "Space",
     "Strategy",
     "Topology",
     "Workload",

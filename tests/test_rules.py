@@ -76,7 +76,7 @@ class Cases:
             padding, stride = "same", (1, 1)  # type: ignore[assignment]
 
         def conv(x: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
-            return F.conv2d(x, *w, stride=stride, padding=padding, dilation=dilation, groups=groups)  # type: ignore[call-overload, no-any-return, misc]
+            return F.conv2d(x, *w, stride=stride, padding=padding, dilation=dilation, groups=groups)  # type: ignore[call-overload, no-any-return]
 
         return conv, [x], [weight, rand(weight.shape[0])] if bias else [weight]
 
@@ -115,7 +115,8 @@ class Cases:
                 self.norm, self.w = norm.double(), w
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return self.norm(x * self.w).relu()
+                y: torch.Tensor = self.norm(x * self.w).relu()
+                return y
 
         return Normed(), [rand(size(2, 6), channel, *spatial) * 2 + 3], None
 
@@ -126,7 +127,8 @@ class Cases:
 
         def cell(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
             out, state = torch.ops.aten.lstm_cell(x, [h, c], *w)
-            return out * 2 + state * state
+            y: torch.Tensor = out * 2 + state * state
+            return y
 
         return cell, [rand(sample, features), rand(sample, hidden), rand(sample, hidden)], weights
 

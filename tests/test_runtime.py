@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import soapstone as ss
-from soapstone.runtime import ThreadTransport
+from soapstone.runtime import Parallel, ThreadTransport
+from soapstone.runtime.draws import CounterDraws
 
 from .models import CASES
 from .training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
+SEEDING = threading.Lock()  # torch's seed is global: one rank at a time makes its model
 SEEDS = 75  # random strategies a model
 
 
@@ -55,3 +61,229 @@ def test_data_parallelism_trains_like_one_device(name: str, devices: int, strict
     strategy = ss.baselines.data_parallel(captured(name), topology)
     for record in train(name, topology, strategy, strict=strict):
         assert_same(record, reference(name))
+
+
+def parallel_on(name: str, rank: int, transport: ThreadTransport, **changes: Any) -> Parallel:
+    topology = changes.pop("topology", ss.Topology.parse(f"cpu:1x{transport.size}"))
+    graph = captured(name)
+    strategy = changes.pop("strategy", None) or ss.baselines.data_parallel(graph, topology)
+    with SEEDING:
+        work = changes.pop("work", None) or CASES[name].workload()
+    return ss.parallelize(work, graph, topology, strategy, transport=transport, **changes)
+
+
+def messages(ranks: int, function: Callable[[int, ThreadTransport], object]) -> list[str]:
+    """The SoapstoneError of every rank; fails where a rank raised none."""
+
+    def run(rank: int, transport: ThreadTransport) -> str:
+        with pytest.raises(ss.SoapstoneError) as caught:
+            function(rank, transport)
+        return str(caught.value)
+
+    return ss.run_threads(ranks, run, strict=True, timeout=10)
+
+
+def test_a_strategy_for_another_graph_is_refused_on_every_rank() -> None:
+    topology = ss.Topology.parse("cpu:1x2")
+    other = ss.baselines.data_parallel(captured("mlp"), topology)
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel_on("cnn", rank, transport, strategy=other if rank == 1 else None)
+
+    for message in messages(2, act):
+        assert message.startswith("rank 1: the strategy is for graph")
+
+
+def test_ranks_that_disagree_on_the_plan_all_hear_of_it() -> None:
+    topology = ss.Topology.parse("cpu:1x3")
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel_on("mlp", rank, transport, strategy=ss.baselines.random(captured("mlp"), topology, seed=rank // 2))
+
+    for message in messages(3, act):
+        assert "ranks 0 and 2 disagree on the plan" in message
+
+
+def test_different_initial_weights_are_found() -> None:
+    def act(rank: int, transport: ThreadTransport) -> None:
+        work = CASES["mlp"].workload()
+        with torch.no_grad():
+            next(work.model.parameters()).add_(rank)
+        parallel_on("mlp", rank, transport, work=work)
+
+    for message in messages(2, act):
+        assert "ranks 0 and 1 start from different weights" in message
+
+
+BAD_BATCHES: dict[str, tuple[str, Callable[[tuple[torch.Tensor, torch.Tensor]], tuple[Any, ...]], str]] = {
+    "one tensor": ("mlp", lambda batch: batch[:1], "step takes 2 tensors"),
+    "shape": ("mlp", lambda batch: (batch[0][:3], batch[1]), "tensor 0 of the batch is float64 of shape"),
+    "dtype": ("mlp", lambda batch: (batch[0].float(), batch[1]), "float32 of shape"),
+    "no tensor": ("mlp", lambda batch: (batch[0], 3), "tensor 1 of the batch is int"),
+    "token": ("lstm", lambda batch: (batch[0] + 5, batch[1]), "but op 'embed' takes 0 to 10"),
+    "class": ("cnn", lambda batch: (batch[0], batch[1] + 5), "but op 'cross_entropy' takes 0 to 4"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_BATCHES)
+def test_a_bad_batch_on_one_rank_stops_all_before_anything_moves(kind: str) -> None:
+    name, spoil, wanted = BAD_BATCHES[kind]
+    batch = CASES[name].batches(1)[0]
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel = parallel_on(name, rank, transport)
+        before = parallel.state_dict()
+        try:
+            parallel.step(*(spoil(batch) if rank == 1 else batch))
+        finally:
+            after = parallel.state_dict()
+            assert all(torch.equal(before[key], after[key]) for key in before)
+
+    for message in messages(2, act):
+        assert message.startswith("rank 1: ")
+        assert wanted in message
+
+
+def test_the_number_of_ranks_must_fit() -> None:
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel_on("mlp", rank, transport, topology=ss.Topology.parse("cpu:1x3"))
+
+    assert "2 ranks for 3 devices" in messages(2, act)[0]
+
+
+def test_without_torch_distributed_it_says_how_to_start() -> None:
+    topology = ss.Topology.parse("cpu:1x1")
+    strategy = ss.baselines.data_parallel(captured("mlp"), topology)
+    with pytest.raises(ss.SoapstoneError, match="start with torchrun"):
+        ss.parallelize(CASES["mlp"].workload(), captured("mlp"), topology, strategy)
+
+
+def test_a_failure_inside_a_step_stops_every_rank() -> None:
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel = parallel_on("mlp", rank, transport)
+        if rank == 1:
+            transport.send = _broken  # type: ignore[method-assign, assignment]
+            transport.all_reduce = _broken  # type: ignore[method-assign, assignment]
+        parallel.step(*CASES["mlp"].batches(1)[0])
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ss.run_threads(2, act, strict=True, timeout=10)
+
+
+def _broken(*_: object) -> None:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_state_goes_round(name: str) -> None:
+    """load_state_dict and state_dict are inverse, shards only hold what their rank reads, names are the model's."""
+    topology = ss.Topology.parse("cpu:1x3")
+    strategy = ss.baselines.random(captured(name), topology, seed=2)
+    torch.manual_seed(1)
+    other = CASES[name].model().double().state_dict()
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel = parallel_on(name, rank, transport, strategy=strategy)
+        parallel.load_state_dict(other)
+        state = parallel.state_dict()
+        assert state.keys() == other.keys()
+        assert all(torch.equal(state[key], other[key]) for key in other)
+        assert {key for key, _ in parallel.named_parameters()} <= other.keys()
+
+    ss.run_threads(3, act, strict=True)
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    state = dict(CASES["mlp"].workload().model.state_dict())
+
+    def missing(rank: int, transport: ThreadTransport) -> None:
+        parallel_on("mlp", rank, transport).load_state_dict({})
+
+    def misshapen(rank: int, transport: ThreadTransport) -> None:
+        parallel_on("mlp", rank, transport).load_state_dict(state | {"last.bias": torch.zeros(3)})
+
+    assert "the state has no 'first.weight'" in messages(2, missing)[1]
+    assert "'last.bias' has shape [3] in the state, but [5]" in messages(2, misshapen)[0]
+
+
+def test_counted_dropout_is_the_same_on_any_strategy() -> None:
+    losses = []
+    for devices, seed in [(1, 0), (2, 1), (4, 2), (8, 3)]:
+        topology = ss.Topology.parse(f"cpu:1x{devices}")
+        strategy = ss.baselines.random(captured("lstm"), topology, seed=seed)
+        batches = CASES["lstm"].batches(3)
+
+        losses.append(_counted_losses(strategy, batches))
+    for other in losses[1:]:
+        assert torch.allclose(other, losses[0], rtol=1e-12, atol=0)
+    assert len({round(float(x), 9) for x in losses[0]}) == 3
+
+
+def _counted_losses(strategy: ss.Strategy, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    works = [CASES["lstm"].workload() for _ in strategy.topology.devices]
+
+    def act(rank: int, transport: ThreadTransport) -> list[torch.Tensor]:
+        parallel = parallel_on("lstm", rank, transport, strategy=strategy, work=works[rank])
+        return [parallel.step(*batch) for batch in batches]
+
+    torch.manual_seed(3)
+    return torch.stack(ss.run_threads(strategy.topology.num_devices, act, strict=True)[0])
+
+
+def test_counted_dropout_keeps_the_right_share() -> None:
+    place = SimpleNamespace(
+        args={"draw": 0, "p": 0.3},
+        step=SimpleNamespace(dims=[SimpleNamespace(size=200), SimpleNamespace(size=500)], writes=[[[0], [1]]]),
+        dims=[(0, 200), (0, 500)],
+        shape=lambda: [200, 500],
+    )
+    draws = CounterDraws(seed=1)
+    masks = []
+    for _ in range(3):
+        draws.begin()
+        masks.append(draws.keep(place))  # type: ignore[arg-type]
+    for mask in masks:
+        assert abs(mask.double().mean().item() - 0.7) < 0.01
+    assert abs((masks[0] & masks[1]).double().mean().item() - 0.49) < 0.01
+    rows = masks[0].double().mean(1)
+    assert abs(rows.std().item() - (0.21 / 500) ** 0.5) < 0.005
+
+
+def test_an_idle_rank_can_still_make_an_optimizer() -> None:
+    topology = ss.Topology.parse("cpu:1x2")
+    graph = captured("mlp")
+    strategy = ss.Strategy(graph, topology, {op.name: ss.Configuration({}, (0,)) for op in graph.ops})
+
+    def act(rank: int, transport: ThreadTransport) -> torch.Tensor:
+        parallel = parallel_on("mlp", rank, transport, strategy=strategy)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+        loss = parallel.step(*CASES["mlp"].batches(1)[0])
+        optimizer.step()
+        assert len(list(parallel.named_parameters())) == (0 if rank else 5)
+        return loss
+
+    first, second = ss.run_threads(2, act, strict=True)
+    assert torch.equal(first, second)
+
+
+def test_strict_ranks_that_wait_for_one_another_are_told() -> None:
+    def act(rank: int, transport: ThreadTransport) -> None:
+        transport.expect(rank, (1,), torch.float32, 1 - rank)
+        transport.send(1 - rank, torch.zeros(1), 1 - rank)
+        transport.receive(rank)
+
+    with pytest.raises(ss.SoapstoneError, match="wait for one another"):
+        ss.run_threads(2, act, strict=True, timeout=0.3)
+    ss.run_threads(2, act, strict=False, timeout=5)
+
+
+def test_strict_ranks_match_by_order_alone() -> None:
+    def act(rank: int, transport: ThreadTransport) -> None:
+        if rank == 0:
+            transport.send(7, torch.zeros(1), 1)
+        else:
+            transport.expect(8, (1,), torch.float32, 0)
+            transport.receive(8)
+
+    with pytest.raises(ss.SoapstoneError, match="waits for task 8, but rank 0 sends task 7"):
+        ss.run_threads(2, act, strict=True, timeout=5)

@@ -79,7 +79,7 @@ def assert_same(found: Record, wanted: Record) -> None:
 
 
 def _close(what: str, a: torch.Tensor, b: torch.Tensor, floor: float) -> None:
-    assert a.shape == b.shape and a.dtype == b.dtype, what
+    assert (a.shape, a.dtype) == (b.shape, b.dtype), what
     if not b.is_floating_point():
         assert torch.equal(a, b), what
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from . import _core
 from .errors import GraphError, SoapstoneError
@@ -25,8 +25,6 @@ ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 
               "uint8": 1, "bool": 1}  # fmt: skip
 
 Line = tuple[int, int, int]  # x -> (p x + b) / q
-Kind = Literal["sample", "attribute", "parameter", "reduction"]
-Factoring = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,7 @@ class Step:
     reads: tuple[Reads, ...]
     writes: tuple[Writes, ...]
     combine: Combine | None = None
+    ruled: bool = True
 
     def sizes(self, box: list[tuple[int, int]]) -> dict[str, int]:
         """Local extents by dim name; a refined dim counts with all its factors."""
@@ -188,21 +187,21 @@ class OperatorGraph:
     counters: tuple[str, ...] = ()  # buffers that count steps
     unruled: tuple[str, ...] = ()  # kinds without a rule, which stay whole
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_index", {op.name: i for i, op in enumerate(self.ops)})
-
     def __repr__(self) -> str:
         return f"OperatorGraph({len(self.ops)} ops, {len(self.parameters)} parameters, {self.fingerprint})"
 
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {op.name: i for i, op in enumerate(self.ops)}
+
     def __contains__(self, name: object) -> bool:
-        return name in self._index  # type: ignore[attr-defined]
+        return name in self._index
 
     def index(self, name: str) -> int:
         """The op's place in `ops`. Raises GraphError for an unknown name."""
-        found: int | None = self._index.get(name)  # type: ignore[attr-defined]
-        if found is None:
-            raise GraphError(f"the graph has no op {name!r}; it has {', '.join(list(self._index)[:8])}, ...")  # type: ignore[attr-defined]
-        return found
+        if name not in self._index:
+            raise GraphError(f"the graph has no op {name!r}; it has {', '.join(list(self._index)[:8])}, ...")
+        return self._index[name]
 
     def op(self, name: str) -> Op:
         return self.ops[self.index(name)]

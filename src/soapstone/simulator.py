@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import product
 
 import numpy as np
@@ -132,7 +132,7 @@ def simulate(
 def _times(
     graph: OperatorGraph, topology: Topology, strategy: Strategy, costs: Costs
 ) -> list[list[tuple[int, int, int, int]]]:
-    @lru_cache(maxsize=None)
+    @cache
     def ask(index: int, extents: tuple[int, ...], kind: str, combines: bool) -> tuple[int, int, int, int]:
         times: OpTimes = costs.times(graph.ops[index], extents, kind, combines)
         return times.forward, times.backward, times.finish_forward, times.finish_backward

@@ -9,7 +9,7 @@ import torch
 
 from ..graph import Op, OperatorGraph
 from .frames import Box, local_shape, reframe, whole
-from .kernels import KERNELS, PARTIALS, Draws, Place, Tensors, call
+from .kernels import PARTIALS, Draws, Place, Tensors, compute
 
 __all__ = ["Box", "Draws", "Part", "Place", "local_shape", "reframe", "whole"]
 
@@ -40,14 +40,14 @@ class Part:
                 shares = partial(place, tensors)
                 self._store(place, finish(place, tensors, shares[None] if self._gathers else shares))
             else:
-                self._store(place, KERNELS.get(place.step.kind, call)(place, tensors))
+                self._store(place, compute(place, tensors))
         return self._outputs()
 
     def partial(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> torch.Tensor:
         self._start(inputs)
         for s in range(self.op.head):
             place, tensors = self._place(s, draws)
-            self._store(place, KERNELS.get(place.step.kind, call)(place, tensors))
+            self._store(place, compute(place, tensors))
         place, tensors = self._place(self.op.head, draws)
         share: torch.Tensor = PARTIALS[place.step.kind][0](place, tensors)
         return share
@@ -57,7 +57,7 @@ class Part:
         self._store(place, PARTIALS[place.step.kind][1](place, tensors, combined))
         for s in range(self.op.head + 1, len(self.op.steps)):
             place, tensors = self._place(s, draws)
-            self._store(place, KERNELS.get(place.step.kind, call)(place, tensors))
+            self._store(place, compute(place, tensors))
         return self._outputs()
 
     @property
@@ -73,8 +73,7 @@ class Part:
         for slot, value, read, need in zip(step.slots, step.inputs, step.reads, self.needs[s]):
             dims = tuple(tuple(f.size for f in axis) for axis in read)
             tensors[slot] = reframe(self._values[value], self.boxes[value], self.op.values[value].factoring, need, dims)
-        output = self.op.values[step.outputs[0]]
-        return Place(step, self.step_dims[s], self.needs[s], output, draws, f"{self.op.name}.{s}"), tensors
+        return Place(step, self.step_dims[s], self.needs[s], draws), tensors
 
     def _store(self, place: Place, result: Any) -> None:
         results = result if isinstance(result, tuple | list) else [result]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from ..graph import Step, Value
-from ..rules.conv import pair
+from ..graph import Step
+from ..rules.conv import conv_padding, pair
 from ..rules.loss import MEAN, SUM
 from .frames import Box, lengths
 
@@ -21,7 +21,9 @@ Tensors = dict[str, torch.Tensor]  # by slot
 class Draws(Protocol):
     """Where dropout masks come from."""
 
-    def keep(self, name: str, place: Place) -> torch.Tensor: ...
+    def keep(self, place: Place) -> torch.Tensor:
+        """Which of the part's elements stay."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,8 @@ class Place:
 
     step: Step
     dims: Box
-    needs: list[Box]
-    output: Value
+    needs: Sequence[Box]
     draws: Draws | None = None
-    name: str = ""  # the op's, for dropout
     updates: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -81,6 +81,11 @@ def call(place: Place, inputs: Tensors) -> Any:
         else:
             arguments[name] = tensor
     return overload(**arguments)
+
+
+def compute(place: Place, inputs: Tensors) -> Any:
+    """What the step makes of its local inputs."""
+    return (KERNELS.get(place.step.kind, call) if place.step.ruled else call)(place, inputs)
 
 
 def _argument(value: Any) -> Any:
@@ -151,12 +156,7 @@ def _padded(
 def _conv2d(place: Place, inputs: Tensors) -> torch.Tensor:
     weight, stride, dilation = inputs["weight"], pair(place.args["stride"]), pair(place.args["dilation"])
     size = (weight.shape[2], weight.shape[3])
-    padding = place.args["padding"]
-    if padding == "same":
-        before = (dilation[0] * (size[0] - 1) // 2, dilation[1] * (size[1] - 1) // 2)
-    else:
-        before = (0, 0) if padding == "valid" else pair(padding)
-    x = _padded(place, inputs["input"], size, stride, before, dilation, 0.0)
+    x = _padded(place, inputs["input"], size, stride, conv_padding(place.args, size), dilation, 0.0)
     groups = place.extent("group")
     return F.conv2d(x, weight, inputs.get("bias"), stride, 0, dilation, groups)
 
@@ -166,7 +166,8 @@ def _max_pool2d(place: Place, inputs: Tensors) -> torch.Tensor:
     size = pair(place.args["kernel_size"])
     stride, dilation = pair(place.args["stride"], size), pair(place.args["dilation"])
     x = _padded(place, inputs["self"], size, stride, pair(place.args["padding"]), dilation, -torch.inf)
-    return F.max_pool2d(x, size, stride, 0, dilation)
+    pooled: torch.Tensor = F.max_pool2d(x, size, stride, 0, dilation)
+    return pooled
 
 
 @kernel("avg_pool2d")
@@ -174,8 +175,9 @@ def _avg_pool2d(place: Place, inputs: Tensors) -> torch.Tensor:
     size, before = pair(place.args["kernel_size"]), pair(place.args["padding"])
     stride = pair(place.args["stride"], size)
     x = _padded(place, inputs["self"], size, stride, before, (1, 1), 0.0)
-    total = F.avg_pool2d(x, size, stride, 0, divisor_override=1)
-    if (fixed := place.args["divisor_override"]) is not None:
+    total: torch.Tensor = F.avg_pool2d(x, size, stride, 0, divisor_override=1)
+    fixed: int | None = place.args["divisor_override"]
+    if fixed is not None:
         return total / fixed
     counts = [_window_counts(place, i, size[i], stride[i], before[i]) for i in (0, 1)]
     return total / (counts[0][:, None] * counts[1][None, :]).to(total)
@@ -214,7 +216,7 @@ def _dropout(place: Place, inputs: Tensors) -> torch.Tensor:
     if p == 1:
         return x * 0
     assert place.draws is not None
-    return x * place.draws.keep(place.name, place).to(x.dtype) / (1 - p)
+    return x * place.draws.keep(place).to(x.dtype) / (1 - p)
 
 
 # Combined: a partial, and what is left to do once it is whole
@@ -233,7 +235,7 @@ class _Sum:
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
-        result: torch.Tensor = KERNELS.get(place.step.kind, call)(place, inputs)
+        result: torch.Tensor = compute(place, inputs)
         return result
 
     @staticmethod

@@ -1,6 +1,7 @@
 """What part of its inputs each op needs: the notation, and the rules by family."""
 
-from . import conv, dense, loss, norm, recurrent, shape
+from ..errors import GraphError
+from . import conv, dense, loss, norm, pointwise, recurrent, shape
 from .notation import Bound, Map, bind
 from .table import POINTWISE, UNRULED, Call, Partial, Rule
 
@@ -11,6 +12,18 @@ RULES: dict[str, Rule] = {
     **norm.RULES,
     **loss.RULES,
     **shape.RULES,
+    **pointwise.RULES,
 }
 
-__all__ = ["POINTWISE", "RULES", "UNRULED", "Bound", "Call", "Map", "Partial", "Rule", "bind"]
+
+def rule_for(call: Call, *, pointwise: bool) -> Rule:
+    """The call's rule; UNRULED where there is none, or where it does not fit the call's shapes."""
+    rule = RULES.get(call.kind) or (POINTWISE if pointwise else UNRULED)
+    try:
+        rule.bind(call)
+    except GraphError:
+        return UNRULED
+    return rule
+
+
+__all__ = ["POINTWISE", "RULES", "UNRULED", "Bound", "Call", "Map", "Partial", "Rule", "bind", "rule_for"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .notation import Map
@@ -21,18 +22,17 @@ def window(kernel: int, stride: int, before: int, dilation: int) -> Map:
     return Map((stride, -before, 1), (stride, dilation * (kernel - 1) + 1 - stride - before, 1))
 
 
-def conv_padding(call: Call) -> tuple[int, int]:
+def conv_padding(args: dict[str, Any], kernel: Sequence[int]) -> tuple[int, int]:
     """The rows and columns of zeros before the first input element."""
-    padding = call.args["padding"]
-    if padding == "same":
-        dilation = pair(call.args["dilation"])
-        return tuple(d * (k - 1) // 2 for d, k in zip(dilation, call.shape("weight")[2:]))  # type: ignore[return-value]
-    return (0, 0) if padding == "valid" else pair(padding)
+    if args["padding"] == "same":
+        dilation = pair(args["dilation"])
+        return dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2
+    return (0, 0) if args["padding"] == "valid" else pair(args["padding"])
 
 
 def _conv_maps(call: Call) -> dict[str, Map]:
-    stride, dilation, before = pair(call.args["stride"]), pair(call.args["dilation"]), conv_padding(call)
-    kernel = call.shape("weight")[2:]
+    stride, dilation, kernel = pair(call.args["stride"]), pair(call.args["dilation"]), call.shape("weight")[2:]
+    before = conv_padding(call.args, kernel)
     return {name: window(kernel[i], stride[i], before[i], dilation[i]) for i, name in enumerate(("height", "width"))}
 
 

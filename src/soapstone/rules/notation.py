@@ -67,7 +67,7 @@ def _pattern(text: str, line: str) -> Pattern:
     text = text.strip()
     while at < len(text):
         match = _TOKEN.match(text, at)
-        if not match or (token := match[1]) == "(" and group is not None or token == ")" and group is None:
+        if not match or ((token := match[1]) == "(" and group is not None) or (token == ")" and group is None):
             raise GraphError(f"the rule {line!r} cannot be read at {text[at:]!r}")
         at = match.end()
         if token == "(":

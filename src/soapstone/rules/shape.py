@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
 from .notation import Map
@@ -13,7 +14,7 @@ def _blocks(a: Shape, b: Shape) -> list[tuple[list[int], list[int]]]:
     blocks, i, j = [], 0, 0
     while i < len(a) or j < len(b):
         left, right, m, n = 1, 1, i, j
-        while m == i and n == j or left != right:
+        while (m == i and n == j) or left != right:
             if (left <= right and i < len(a)) or j >= len(b):
                 left, i = left * a[i], i + 1
             else:
@@ -36,12 +37,12 @@ def _view_names(call: Call) -> tuple[list[str], list[str], dict[str, int]]:
     sizes: dict[str, int] = {}
     for number, (ins, outs) in enumerate(_blocks(source, target)):
         strides = sorted({*_cuts(source, ins), *_cuts(target, outs)})
-        if any(b % a for a, b in zip(strides, strides[1:])):
+        if any(b % a for a, b in pairwise(strides)):
             for names, axes, mark in ((left, ins, "i"), (right, outs, "o")):
                 for axis in axes:
                     names[axis] = f"{mark}{axis}!"
             continue
-        for place, (a, b) in enumerate(zip(strides, strides[1:])):
+        for place, (a, b) in enumerate(pairwise(strides)):
             sizes[f"v{number}_{place}"] = b // a
         for names, shape, axes in ((left, source, ins), (right, target, outs)):
             inner = 1
@@ -80,7 +81,7 @@ def _permute(call: Call) -> str:
 def _cat(call: Call) -> str:
     names = [f"x{i}" for i in range(len(call.outputs[0]))]
     axis = int(call.args["dim"]) % len(names)
-    left = " ".join("[x%d]" % i if i == axis else n for i, n in enumerate(names))
+    left = " ".join(f"[{n}]" if i == axis else n for i, n in enumerate(names))
     return ", ".join([left] * len(call.shapes)) + " -> " + " ".join(names)
 
 

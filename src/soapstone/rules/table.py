@@ -44,6 +44,11 @@ class Partial:
     finish: Callable[[Call], bool] = lambda call: False
 
 
+def one_each(extents: Extents) -> int:
+    """One flop for each point of the step's dims."""
+    return prod(extents.values())
+
+
 def times(factor: int) -> Callable[[Extents], int]:
     """So many flops for each point of the step's dims."""
     return lambda extents: factor * prod(extents.values())
@@ -59,7 +64,7 @@ class Rule:
     sizes: Callable[[Call], dict[str, int]] = lambda call: {}
     maps: Callable[[Call], dict[str, Map]] = lambda call: {}
     partial: Partial | None = None
-    flops: Callable[[Extents], int] = times(1)
+    flops: Callable[[Extents], int] = one_each
     heavy: bool = False
     shape: bool = False
     name: str = ""  # what the op is called, where torch's own name says too much

@@ -46,7 +46,7 @@ class CounterDraws:
     def begin(self) -> None:
         self.step += 1
 
-    def keep(self, name: str, place: Place) -> torch.Tensor:
+    def keep(self, place: Place) -> torch.Tensor:
         key = torch.tensor([self.seed, self.step, place.args["draw"]], dtype=torch.int64)
         state = torch.zeros((), dtype=torch.int64)
         for word in key:
@@ -70,7 +70,7 @@ class ReplayDraws:
             mask = torch.empty(shape, dtype=torch.bool)
             self.masks[step.args["draw"]] = mask.bernoulli_(1 - step.args["p"], generator=self.generator)
 
-    def keep(self, name: str, place: Place) -> torch.Tensor:
+    def keep(self, place: Place) -> torch.Tensor:
         mask = self.masks[place.args["draw"]]
         flat = [[n] for n in mask.shape]
         dims = [[place.step.dims[d].size for d in axis] for axis in place.step.writes[0]]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from ..simulator import Simulation, simulate
 from ..strategy import Strategy
 from ..topology import Topology
 from ..tracing import Workload
+from .batch import BatchCheck
 from .draws import CounterDraws, ReplayDraws
 from .execute import Executor
 from .plan import groups_of, make_program
@@ -32,13 +33,14 @@ class Parallel:
     def __init__(self, work: Workload, executor: Executor, store: Store, transport: Transport) -> None:
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.graph
+        self._check = BatchCheck(executor.graph)
         self._idle = nn.Parameter(torch.empty(0))
 
     def step(self, *batch: torch.Tensor) -> torch.Tensor:
         """Forward, backward and gradient sync. Every rank passes the whole batch, inputs then targets, and gets the
         same loss; gradients of the step before are dropped. Raises RankError on every rank where one rank's batch
         does not fit."""
-        _agree(self._transport, lambda: self._check_batch(batch))
+        _agree(self._transport, lambda: self._check(batch))
         for _, parameter in self._store.parameters():
             parameter.grad = None
         try:
@@ -79,20 +81,6 @@ class Parallel:
             kept: state[tied] for kept, tied in aliases.items() if tied in state and kept not in state
         }
         _agree(self._transport, lambda: self._store.load(full))
-
-    def _check_batch(self, batch: Sequence[Any]) -> None:
-        expected = [self._graph.tensors[i] for i in self._graph.inputs]
-        if len(batch) != len(expected):
-            raise RankError(f"step takes {len(expected)} tensors (inputs, then targets), but got {len(batch)}")
-        for number, (given, tensor) in enumerate(zip(batch, expected)):
-            if not isinstance(given, torch.Tensor):
-                raise RankError(f"tensor {number} of the batch is {type(given).__name__}, not a tensor")
-            dtype = str(given.dtype).removeprefix("torch.")
-            if tuple(given.shape) != tensor.shape or dtype != tensor.dtype:
-                raise RankError(
-                    f"tensor {number} of the batch is {dtype} of shape {list(given.shape)}, but the graph was captured "
-                    f"with {tensor.dtype} of shape {list(tensor.shape)}; pass whole batches of that shape"
-                )
 
 
 def _agree(transport: Transport, act: Callable[[], T]) -> T:

@@ -74,7 +74,7 @@ class Store:
 
     def owned(self, gradients: bool) -> list[tuple[int, Box, torch.Tensor]]:
         """What this rank is the first holder of: (tensor, box, values)."""
-        found = []
+        found: list[tuple[int, Box, torch.Tensor]] = []
         for i, pieces in self.pieces.items():
             if gradients and not self.graph.tensors[i].grad:
                 continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from .trace import Trace, TraceCall
+from .export import Trace, TraceCall
 
 
 @dataclass

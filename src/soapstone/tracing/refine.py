@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from .. import _core
 from ..graph import Combine, Factor, StepDim
-from .trace import TraceCall
+from .export import TraceCall
 
 
 @dataclass

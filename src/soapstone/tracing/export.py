@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import CaptureError
-from ..rules import POINTWISE, RULES, UNRULED, Call, Rule
+from ..rules import Call, Rule, rule_for
 from .workload import Workload
 
 # What these make depends on no element of their input.
@@ -79,8 +79,9 @@ def _export(work: Workload) -> torch.export.ExportedProgram:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             batch = (*work.inputs, *work.targets)
-            program = torch.export.export(_Training(work), (batch,), strict=False)
-            return program.run_decompositions({})
+            program: torch.export.ExportedProgram = torch.export.export(_Training(work), (batch,), strict=False)
+            program = program.run_decompositions({})
+            return program
     except Exception as error:  # whatever a user's model or torch.export raises
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise CaptureError(
@@ -173,21 +174,22 @@ class _Reader:
 
     def _input(self, node: fx.Node) -> int:
         if node not in self.value_of:
+            if node not in self.constants:
+                raise CaptureError(f"{node.name} is an output of {_module_path(node) or 'the model'} that has no rule")
             self._value(node, _constant(node.name, self.constants[node]))
         return self.value_of[node]
 
     def _step(self, node: fx.Node, kind: str) -> None:
         slots, inputs, args = self._arguments(node)
         metas = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
-        rule = RULES.get(kind)
-        if rule is None:
-            rule = POINTWISE if torch.Tag.pointwise in node.target.tags else UNRULED  # type: ignore[union-attr]
         if kind in _RANDOM:  # numbered, so that masks can be drawn in eager order
             args["draw"] = self.num_draws
             self.num_draws += 1
         num_outputs = _num_outputs(kind, metas)
         shapes = tuple(self.trace.values[i].shape for i in inputs)
-        call = Call(kind, node.target._overloadname, slots, shapes, _shapes(metas[:num_outputs]), args)  # type: ignore[union-attr]
+        target: Any = node.target
+        call = Call(kind, target._overloadname, slots, shapes, _shapes(metas[:num_outputs]), args)
+        rule = rule_for(call, pointwise=torch.Tag.pointwise in target.tags)
         grad = any(self.trace.values[i].grad for i in inputs) and kind != "detach"
         outputs = []
         for i, meta in enumerate(metas[:num_outputs]):
@@ -221,7 +223,7 @@ class _Reader:
             elif isinstance(given, list | tuple) and any(isinstance(item, fx.Node) for item in given):
                 for k, item in enumerate(given):
                     slots.append(f"{argument.name}.{k}")
-                    inputs.append(self._input(item))  # type: ignore[arg-type]
+                    inputs.append(self._input(item))
             else:
                 args[argument.name] = _plain(given)
         return tuple(slots), inputs, args
@@ -247,7 +249,7 @@ class _Reader:
         self.trace.loss = self.value_of[node]
 
     def _mutation(self, node: fx.Node, buffer: str) -> None:
-        source = node.args[0] if node.args else None
+        source: Any = node.args[0] if node.args else None
         if node.target is operator.getitem and source in self.tuples:
             value = next(i for i, v in enumerate(self.trace.values) if v.source == "buffer" and v.name == buffer)
             self.tuples[source].updates.append((value, node.args[1]))  # type: ignore[arg-type]
@@ -266,8 +268,8 @@ class _Reader:
 
 
 def _kind(node: fx.Node) -> str:
-    target = node.target
-    return target._opname if isinstance(target, torch._ops.OpOverload) else str(target)  # type: ignore[no-any-return]
+    target: Any = node.target
+    return str(target._opname if isinstance(target, torch._ops.OpOverload) else target)
 
 
 def _num_outputs(kind: str, metas: Any) -> int:

@@ -1,0 +1,1 @@
+"""Figures for the README and docs, each measured side by side in one run."""

@@ -1,0 +1,7 @@
+"""Elementwise ops that torch does not tag as such; the tagged ones need no rule of their own."""
+
+from __future__ import annotations
+
+from .table import POINTWISE
+
+RULES = dict.fromkeys(("detach", "_to_copy", "to"), POINTWISE)

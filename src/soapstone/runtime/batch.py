@@ -1,0 +1,72 @@
+"""Is this a batch that the graph can take? Asked before any tensor moves, so that no rank fails half-way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import RankError
+from ..graph import Op, OperatorGraph
+
+# Steps that look elements up by the indices in one of their inputs, and the dim that these count.
+_LOOKUPS = {"embedding": ("indices", "vocab"), "cross_entropy_loss": ("target", "class")}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """An integer input's legal values: below `end`, or the one that is ignored."""
+
+    op: str
+    end: int
+    ignored: int | None
+
+
+class BatchCheck:
+    def __init__(self, graph: OperatorGraph) -> None:
+        self.expected = [graph.tensors[i] for i in graph.inputs]
+        position = {tensor: n for n, tensor in enumerate(graph.inputs)}
+        self.ranges = [(position[t], found) for op in graph.ops for t, found in _ranges(op) if t in position]
+
+    def __call__(self, batch: Sequence[Any]) -> None:
+        """Raise RankError that names the tensor and what it should be."""
+        if len(batch) != len(self.expected):
+            raise RankError(f"step takes {len(self.expected)} tensors (inputs, then targets), but got {len(batch)}")
+        for number, (given, tensor) in enumerate(zip(batch, self.expected)):
+            if not isinstance(given, torch.Tensor):
+                raise RankError(f"tensor {number} of the batch is {type(given).__name__}, not a tensor")
+            dtype = str(given.dtype).removeprefix("torch.")
+            if tuple(given.shape) != tensor.shape or dtype != tensor.dtype:
+                raise RankError(
+                    f"tensor {number} of the batch is {dtype} of shape {list(given.shape)}, but the graph was captured "
+                    f"with {tensor.dtype} of shape {list(tensor.shape)}; pass whole batches of that shape"
+                )
+        for number, allowed in self.ranges:
+            self._check_range(number, batch[number], allowed)
+
+    @staticmethod
+    def _check_range(number: int, given: torch.Tensor, allowed: Range) -> None:
+        if given.is_floating_point():  # class probabilities
+            return
+        legal = (given >= 0) & (given < allowed.end)
+        if allowed.ignored is not None:
+            legal |= given == allowed.ignored
+        if not bool(legal.all()):
+            wrong = int(given[~legal][0])
+            raise RankError(
+                f"tensor {number} of the batch holds {wrong}, but op {allowed.op!r} takes 0 to {allowed.end - 1}"
+            )
+
+
+def _ranges(op: Op) -> Iterator[tuple[int, Range]]:
+    tensor_of = {operand.value: operand.tensor for operand in op.inputs}
+    for step in op.steps:
+        if not step.ruled or step.kind not in _LOOKUPS:
+            continue
+        slot, dim = _LOOKUPS[step.kind]
+        value = step.inputs[step.slots.index(slot)]
+        if value in tensor_of:
+            end = next(d.size for d in step.dims if d.name == dim)
+            yield tensor_of[value], Range(op.name, end, step.args.get("ignore_index"))

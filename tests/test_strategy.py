@@ -1,0 +1,121 @@
+"""Strategies: what is legal, what comes back from a file, and the baselines."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import soapstone as ss
+
+from .models import CASES
+
+TOPOLOGY = ss.Topology.parse("cpu:1x4")
+
+
+@cache
+def graph() -> ss.OperatorGraph:
+    return ss.capture(CASES["cnn"].workload())
+
+
+def test_data_parallelism_splits_the_sample_dim_and_nothing_else() -> None:
+    strategy = ss.baselines.data_parallel(graph(), TOPOLOGY)
+    assert strategy["stem"] == ss.Configuration({"sample": 4}, (0, 1, 2, 3))
+    assert strategy["cross_entropy"] == ss.Configuration({"sample": 4}, (0, 1, 2, 3))
+    wide = ss.baselines.data_parallel(graph(), ss.Topology.parse("cpu:1x8"))
+    assert wide["stem"] == ss.Configuration({"sample": 5}, (0, 1, 2, 3, 4))
+
+
+def test_random_strategies_come_from_their_seed_and_cover_the_space() -> None:
+    one, same, other = (ss.baselines.random(graph(), TOPOLOGY, seed=seed) for seed in (1, 1, 2))
+    assert dict(one) == dict(same) != dict(other)
+    seen = {
+        name for seed in range(60) for c in [ss.baselines.random(graph(), TOPOLOGY, seed=seed)] for name in _uses(c)
+    }
+    assert {"combinable", "uneven", "shared device", "several dims", "one device"} <= seen
+
+
+def _uses(strategy: ss.Strategy) -> set[str]:
+    found = set()
+    for op in strategy.graph.ops:
+        configuration = strategy[op.name]
+        dims = [op.dim(name) for name in configuration.degrees]
+        found |= {"combinable"} if any(d and d.combinable for d in dims) else set()
+        found |= {"uneven"} if any(d and d.size % n for d, n in zip(dims, configuration.degrees.values())) else set()
+        found |= {"shared device"} if len(set(configuration.devices)) < configuration.num_parts else set()
+        found |= {"several dims"} if len(dims) > 1 else {"one device"} if not dims else set()
+    return found
+
+
+def test_a_configuration_is_a_value() -> None:
+    one = ss.Configuration({"channel": 1, "sample": 2}, (0, 1))
+    assert one == ss.Configuration({"sample": 2}, (0, 1))
+    assert len({one, ss.Configuration({"sample": 2}, (0, 1))}) == 1
+    with pytest.raises(TypeError):
+        one.degrees["sample"] = 3  # type: ignore[index]
+
+
+BAD: dict[str, tuple[dict[str, int], tuple[Any, ...], str]] = {
+    "unknown dim": ({"depth": 2}, (0, 1), "op 'stem' splits 'depth', which it does not have; its dims are: sample"),
+    "too many": ({"sample": 6}, (0, 1, 2, 3, 0, 1), "splits 'sample' of size 5 in 6; use at most 5"),
+    "zero": ({"sample": 0}, (0,), "the degree of 'sample' must be a whole number"),
+    "fraction": ({"sample": 1.5}, (0,), "must be a whole number"),  # type: ignore[dict-item]
+    "few devices": ({"sample": 2}, (0,), "make 2 parts, but 1 devices are named"),
+    "no such device": ({"sample": 2}, (0, 4), "names device 4; the topology has 0 to 3"),
+    "device of text": ({}, ("gpu",), "names device 'gpu'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_illegal_configuration_gets_a_sentence(name: str) -> None:
+    degrees, devices, message = BAD[name]
+    strategy = ss.baselines.data_parallel(graph(), TOPOLOGY)
+    with pytest.raises(ss.SoapstoneError, match=message):
+        strategy.replace({"stem": ss.Configuration(degrees, devices)})
+
+
+def test_a_strategy_names_what_is_missing_or_unknown() -> None:
+    strategy = dict(ss.baselines.data_parallel(graph(), TOPOLOGY))
+    with pytest.raises(ss.SoapstoneError, match="no op 'stump'"):
+        ss.Strategy(graph(), TOPOLOGY, {**strategy, "stump": strategy["stem"]})
+    del strategy["pool"]
+    with pytest.raises(ss.SoapstoneError, match="no configuration for pool"):
+        ss.Strategy(graph(), TOPOLOGY, strategy)
+
+
+def test_a_strategy_for_another_graph_or_topology_is_refused() -> None:
+    other = ss.capture(CASES["mlp"].workload())
+    strategy = ss.baselines.data_parallel(other, TOPOLOGY)
+    with pytest.raises(ss.SoapstoneError, match="the strategy is for graph"):
+        ss.simulate(graph(), TOPOLOGY, strategy)
+    with pytest.raises(ss.SoapstoneError, match="for 4 devices, the topology has 2"):
+        ss.simulate(other, ss.Topology.parse("cpu:1x2"), strategy)
+
+
+def test_a_strategy_comes_back_from_its_file(tmp_path: Path) -> None:
+    strategy = ss.baselines.random(graph(), TOPOLOGY, seed=3)
+    strategy.save(tmp_path / "s.json")
+    assert dict(ss.Strategy.load(tmp_path / "s.json", graph(), TOPOLOGY)) == dict(strategy)
+
+
+DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
+    "kind": ({"kind": "x"}, "is not a strategy file"),
+    "format": ({"format": 7}, "strategy format 7"),
+    "graph": ({"graph": "0"}, "is a strategy for graph 0"),
+    "ops": ({"ops": []}, "'ops' must be an object"),
+    "row": ({"ops": {"stem": 3}}, "op 'stem' must have 'degrees'"),
+    "missing": ({"ops": {}}, "no configuration for stem"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_gets_a_sentence(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    ss.baselines.data_parallel(graph(), TOPOLOGY).save(path)
+    changes, message = DAMAGE[name]
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ss.SoapstoneError, match=message):
+        ss.Strategy.load(path, graph(), TOPOLOGY)

@@ -1,0 +1,187 @@
+"""Capture: which ops, dims, kinds, names and layers come out; what cannot be captured says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import soapstone as ss
+
+from .models import CASES
+
+
+def described(graph: ss.OperatorGraph) -> dict[str, str]:
+    return {op.name: " ".join(f"{dim}:{dim.kind[0]}" for dim in op.dims) for op in graph.ops}
+
+
+def test_the_mlp() -> None:
+    graph = ss.capture(CASES["mlp"].workload())
+    assert described(graph) == {
+        "first": "sample=6:s channel=11:p {in}=7:r",
+        "second": "sample=6:s channel=9:p {in}=11:r",
+        "last": "sample=6:s channel=5:p {in}=9:r",
+        "mse_loss": "{sample}=6:s {channel}=5:r",
+    }
+    assert [s.kind for s in graph.op("first").steps] == ["linear", "relu"]
+    assert graph.op("first").flops == 2 * 6 * 11 * 7 + 6 * 11
+
+
+def test_the_cnn() -> None:
+    graph = ss.capture(CASES["cnn"].workload())
+    assert described(graph) == {
+        "stem": "sample=5:s channel=6:p height=8:a width=8:a",
+        "norm": "{sample}=5:s channel=6:p {height}=8:a {width}=8:a",
+        "branch": "sample=5:s group=2:p channel=3:p height=8:a width=8:a",
+        "side": "sample=5:s channel=4:p height=8:a width=8:a",
+        "pool": "sample=5:s channel=10:a height=4:a width=4:a",
+        "mean": "sample=5:s channel=10:a height=2:a width=2:a",
+        "head": "sample=5:s channel=5:p {in}=40:r",
+        "cross_entropy": "{sample}=5:s",
+    }
+    assert [s.kind for s in graph.op("norm").steps][1:] == ["relu"]
+    assert [s.kind for s in graph.op("branch").steps] == ["conv2d", "add"]
+    assert [s.kind for s in graph.op("pool").steps] == ["cat", "max_pool2d"]
+    assert [s.kind for s in graph.op("mean").steps] == ["avg_pool2d", "view", "native_dropout"]
+    assert graph.counters == ("norm.num_batches_tracked",)
+    assert graph.op("stem").flops == 2 * 5 * 6 * 8 * 8 * 3 * 3 * 3
+    assert graph.unruled == ()
+
+
+def test_the_lstm() -> None:
+    graph = ss.capture(CASES["lstm"].workload())
+    names = described(graph)
+    assert names["embed"] == "sample=5:s length=3:a channel=6:p {vocab}=11:r"
+    assert names["lower"] == names["upper_3"] == "sample=5:s hidden=6:p"
+    assert names["project"] == "sample=5:s channel=11:p length=3:a {in}=6:r"
+    assert graph.aliases == {"project.weight": "embed.weight"}
+    layers = {op.name: op.layer for op in graph.ops}
+    assert layers["lower"] == layers["lower_2"] == layers["lower_3"] == "lower"
+    assert layers["upper_2"] == "upper"
+    assert layers["project"] == layers["embed"] == "embed"
+    assert sorted(graph.op("lower").parameters) == [f"lower.{n}_{m}" for n in ("bias", "weight") for m in ("hh", "ih")]
+
+
+def test_capture_is_the_same_each_time() -> None:
+    first, second = (ss.capture(CASES["cnn"].workload()) for _ in range(2))
+    assert first == second
+    assert first.fingerprint == second.fingerprint != ss.capture(CASES["mlp"].workload()).fingerprint
+
+
+class Heads(nn.Module):
+    """A projection that is viewed as heads: the linear itself splits by head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.out = nn.Linear(6, 12), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.out(self.project(x).view(x.shape[0], 5, 3, 4).transpose(1, 2))
+        return y
+
+
+def test_views_refine_the_op_behind_which_they_stand() -> None:
+    graph = ss.capture(Heads(), (torch.randn(2, 5, 6),), loss=lambda y: y.sum())
+    op = graph.op("project")
+    assert [s.kind for s in op.steps] == ["linear", "view", "transpose"]
+    assert [(d.size, d.kind, d.splittable) for d in op.dims] == [
+        (2, "sample", True),
+        (3, "parameter", True),
+        (5, "attribute", True),
+        (4, "parameter", True),
+        (6, "reduction", True),
+    ]
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.linear(x), -1)
+
+
+def test_a_dim_that_is_needed_whole_cannot_be_split() -> None:
+    graph = ss.capture(Normalised(), (torch.randn(3, 4),), loss=lambda y: (y * y).sum())
+    assert [s.kind for s in graph.op("linear").steps][:2] == ["linear", "softmax"]
+    assert [(d.name, d.splittable) for d in graph.op("linear").dims] == [
+        ("sample", True),
+        ("channel", False),
+        ("in", True),
+    ]
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.live = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.live(self.frozen(x) * self.scale)
+        return y
+
+
+def test_frozen_parameters_have_no_backward() -> None:
+    graph = ss.capture(Frozen(), (torch.randn(3, 4),), loss=lambda y: y.mean())
+    assert not graph.op("frozen").backward
+    assert graph.op("live").backward
+    topology = ss.Topology.parse("cpu:1x2")
+    sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology))
+    frozen = graph.index("frozen")
+    assert {int(k) for k in sim.tasks["kind"][sim.tasks["op"] == frozen]} == {0}
+
+
+def test_an_op_without_a_rule_stays_whole_and_is_named() -> None:
+    class Sorted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = torch.sort(self.linear(x))[0]
+            return y
+
+    graph = ss.capture(Sorted(), (torch.randn(3, 4),), loss=lambda y: (y * y).mean())
+    assert graph.unruled == ("sort",)
+    assert not any(dim.splittable for dim in graph.op("sort").dims)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        return y if y.sum() > 0 else -y
+
+
+LINEAR = nn.Linear(4, 2)
+X = torch.randn(3, 4)
+BAD: dict[str, tuple[Any, str]] = {
+    "control flow": (lambda: ss.capture(Branching(), (X,), loss=lambda y: y.sum()), "torch.export rejects Branching"),
+    "no scalar": (lambda: ss.capture(LINEAR, (X,)), r"must be a scalar tensor, not torch.float32 of shape \[3, 2\]"),
+    "integer": (
+        lambda: ss.capture(LINEAR, (X,), loss=lambda y: y.argmax()),
+        "must be a scalar tensor, not torch.int64",
+    ),
+    "several": (lambda: ss.capture(LINEAR, (X,), loss=lambda y: (y.sum(), y.mean())), "must be one scalar tensor"),  # type: ignore[arg-type, return-value]
+    "no gradient": (lambda: ss.capture(LINEAR, (X,), loss=lambda y: y.detach().sum()), "no trainable parameter"),
+    "no model": (lambda: ss.capture(len, (X,)), "must be an nn.Module, not builtin_function_or_method"),  # type: ignore[arg-type]
+    "no tensor": (lambda: ss.capture(LINEAR, (3,)), r"inputs\[0\] must be a tensor, not int"),  # type: ignore[arg-type]
+    "targets alone": (lambda: ss.capture(LINEAR, (X,), targets=(X,)), "no loss that takes them"),
+    "shapes": (lambda: ss.capture(LINEAR, (torch.randn(3, 5),), loss=lambda y: y.sum()), "torch.export rejects Linear"),
+    "batch norm": (lambda: ss.capture(LINEAR, (X,), batch_norm="none"), "batch_norm='none' is not known"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_captured_gets_a_sentence(name: str) -> None:
+    act, message = BAD[name]
+    with pytest.raises(ss.SoapstoneError, match=message):
+        act()
