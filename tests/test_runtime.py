@@ -18,7 +18,7 @@ from soapstone.runtime.draws import CounterDraws
 from .models import CASES
 from .training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
-SEEDING = threading.Lock()  # torch's seed is global: one rank at a time makes its model
+SEEDING = threading.Lock()  # torch's seed is global: one rank at a time makes its model and graph
 SEEDS = 75  # random strategies a model
 
 
@@ -65,7 +65,8 @@ def test_data_parallelism_trains_like_one_device(name: str, devices: int, strict
 
 def parallel_on(name: str, rank: int, transport: ThreadTransport, **changes: Any) -> Parallel:
     topology = changes.pop("topology", ss.Topology.parse(f"cpu:1x{transport.size}"))
-    graph = captured(name)
+    with SEEDING:
+        graph = captured(name)
     strategy = changes.pop("strategy", None) or ss.baselines.data_parallel(graph, topology)
     with SEEDING:
         work = changes.pop("work", None) or CASES[name].workload()

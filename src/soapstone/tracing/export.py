@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import operator
+import threading
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,7 @@ from ..errors import CaptureError
 from ..rules import Call, Rule, rule_for
 from .workload import Workload
 
+_EXPORTING = threading.Lock()  # torch.export keeps global state, and ranks may be threads
 # What these make depends on no element of their input.
 _FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
 _COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous"}
@@ -76,7 +79,7 @@ def trace(work: Workload) -> Trace:
 
 def _export(work: Workload) -> torch.export.ExportedProgram:
     try:
-        with warnings.catch_warnings():
+        with _EXPORTING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             batch = (*work.inputs, *work.targets)
             program: torch.export.ExportedProgram = torch.export.export(_Training(work), (batch,), strict=False)
@@ -98,7 +101,8 @@ class _Reader:
         self.trace = Trace()
         self.value_of: dict[fx.Node, int] = {}
         self.constants: dict[fx.Node, torch.Tensor] = {}
-        self.tuples: dict[fx.Node, TraceCall] = {}
+        self.lists: dict[fx.Node, list[int]] = {}  # calls with several outputs
+        self.steps: dict[fx.Node, TraceCall] = {}
         self.buffer_of: dict[fx.Node, str] = {}
         self.parameters: dict[int, int] = {}  # identity of the tensor -> value
         self.num_draws = 0
@@ -158,6 +162,8 @@ class _Reader:
             self._fold(node)
         elif kind in _COPIES:
             self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
+        elif kind == "broadcast_tensors":
+            self.lists[node] = [self._broadcast(n, meta) for n, meta in zip(node.args[0], node.meta["val"])]  # type: ignore[arg-type]
         else:
             self._step(node, kind)
 
@@ -185,30 +191,48 @@ class _Reader:
         if kind in _RANDOM:  # numbered, so that masks can be drawn in eager order
             args["draw"] = self.num_draws
             self.num_draws += 1
-        num_outputs = _num_outputs(kind, metas)
-        shapes = tuple(self.trace.values[i].shape for i in inputs)
         target: Any = node.target
-        call = Call(kind, target._overloadname, slots, shapes, _shapes(metas[:num_outputs]), args)
-        rule = rule_for(call, pointwise=torch.Tag.pointwise in target.tags)
-        grad = any(self.trace.values[i].grad for i in inputs) and kind != "detach"
-        outputs = []
-        for i, meta in enumerate(metas[:num_outputs]):
-            value = _described(node.name if num_outputs == 1 else f"{node.name}.{i}", meta)
-            value.grad = grad and meta.dtype.is_floating_point
-            self.trace.values.append(value)
-            outputs.append(len(self.trace.values) - 1)
-        step = TraceCall(call, rule, inputs, outputs, _module_path(node))
-        self.trace.calls.append(step)
+        pointwise = torch.Tag.pointwise in target.tags
+        outputs = self._append(
+            node, kind, target._overloadname, slots, inputs, args, metas[: _num_outputs(kind, metas)], pointwise
+        )
+        self.steps[node] = self.trace.calls[-1]
         if isinstance(node.meta["val"], tuple | list):
-            self.tuples[node] = step
+            self.lists[node] = outputs
         else:
             self.value_of[node] = outputs[0]
 
+    def _append(
+        self, node: fx.Node, kind: str, overload: str, slots: tuple[str, ...], inputs: list[int], args: dict[str, Any],
+        metas: Sequence[torch.Tensor], pointwise: bool,
+    ) -> list[int]:  # fmt: skip
+        """Add a call and return its outputs."""
+        values = self.trace.values
+        call = Call(kind, overload, slots, tuple(values[i].shape for i in inputs), _shapes(metas), args)
+        grad = any(values[i].grad for i in inputs) and kind != "detach"
+        outputs = []
+        for i, meta in enumerate(metas):
+            value = _described(node.name if len(metas) == 1 else f"{node.name}.{i}", meta)
+            value.grad = grad and meta.dtype.is_floating_point
+            values.append(value)
+            outputs.append(len(values) - 1)
+        rule = rule_for(call, pointwise=pointwise)
+        self.trace.calls.append(TraceCall(call, rule, inputs, outputs, _module_path(node)))
+        return outputs
+
+    def _broadcast(self, node: fx.Node, meta: torch.Tensor) -> int:
+        """The value itself where it has the shape already, else expanded."""
+        value = self._input(node)
+        if self.trace.values[value].shape == tuple(meta.shape):
+            return value
+        size = {"size": list(meta.shape), "implicit": False}
+        return self._append(node, "expand", "default", ("self",), [value], size, [meta], False)[0]
+
     def _getitem(self, node: fx.Node) -> None:
-        source, index = node.args
-        step = self.tuples[source]  # type: ignore[index]
-        if index < len(step.outputs):  # type: ignore[operator]
-            self.value_of[node] = step.outputs[index]  # type: ignore[index]
+        source: Any = node.args[0]
+        index: Any = node.args[1]
+        if index < len(self.lists[source]):
+            self.value_of[node] = self.lists[source][index]
 
     def _arguments(self, node: fx.Node) -> tuple[tuple[str, ...], list[int], dict[str, Any]]:
         schema = node.target._schema.arguments  # type: ignore[union-attr]
@@ -250,9 +274,9 @@ class _Reader:
 
     def _mutation(self, node: fx.Node, buffer: str) -> None:
         source: Any = node.args[0] if node.args else None
-        if node.target is operator.getitem and source in self.tuples:
+        if node.target is operator.getitem and source in self.steps:
             value = next(i for i, v in enumerate(self.trace.values) if v.source == "buffer" and v.name == buffer)
-            self.tuples[source].updates.append((value, node.args[1]))  # type: ignore[arg-type]
+            self.steps[source].updates.append((value, node.args[1]))  # type: ignore[arg-type]
         elif _kind(node) == "add" and source in self.buffer_of and node.args[1] == 1:
             self.trace.counters.append(buffer)
         else:
