@@ -261,7 +261,8 @@ void bind_task_graph(nb::module_& m) {
       .def_ro("source", &Flow::source)
       .def_ro("forward", &Flow::forward)
       .def_ro("backward", &Flow::backward)
-      .def_ro("readers", &Flow::readers)
+      .def_prop_ro("readers",
+                   [](const Flow& flow) { return OperandPairs(flow.readers.begin(), flow.readers.end()); })
       .def_prop_ro("hull", [](const Flow& flow) { return to_pairs(flow.hull); });
   nb::class_<TaskGraph>(m, "TaskGraph")
       .def("__init__", make_task_graph, nb::arg("graph"), nb::arg("topology"), nb::arg("strategy"), nb::arg("times"),

@@ -213,7 +213,7 @@ void TaskGraph::add_flows(int32_t index) {
         }
         auto& flow = flows[at->second];
         extend(flow.hull, hull(shared));
-        flow.readers.emplace_back(op, part);
+        flow.readers.emplace(op, part);
         fetch.flows.emplace_back(at->second, std::move(shared));
       }
     }
@@ -372,7 +372,8 @@ void TaskGraph::add_updates() {
       const auto& piece = pieces[i][p];
       for (const int32_t device : piece.holders) elements[device] += piece.elements;
       if (piece.holders.size() == 1)
-        for (const auto& [op, part] : piece_readers_[i][p]) after[piece.holders[0]].push_back(layouts_[op].backward[part]);
+        for (const auto& [op, part] : piece_readers_[i][p])
+          if (graph_.ops[op].backward) after[piece.holders[0]].push_back(layouts_[op].backward[part]);
     }
   }
   for (size_t row = 0; row < tasks.size(); ++row)

@@ -2,6 +2,8 @@
 // for and what it holds. The simulator plays it and the runtime executes it.
 #pragma once
 
+#include <set>
+
 #include "opgraph.hpp"
 #include "pieces.hpp"
 #include "timeline.hpp"
@@ -38,7 +40,7 @@ struct Flow {
   int32_t tensor = 0, part = 0, device = 0, source = 0;
   Box hull;                                   // all that the device reads of it
   int32_t forward = -1, backward = -1;        // the transfers, -1 where it does not move
-  std::vector<std::pair<int32_t, int32_t>> readers;  // (op, part), increasing
+  std::set<std::pair<int32_t, int32_t>> readers;  // (op, part)
 };
 
 // What one part reads of one input: the hull, and the boxes that come with each flow.

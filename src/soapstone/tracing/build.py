@@ -35,41 +35,48 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
 
 
 class _OpDraft:
-    """One op in the making: its steps over values numbered within the op, the external ones first."""
+    """One op in the making: its steps over values numbered within the op, the external ones first. What several
+    steps read of one tensor is one value, but a mapped read is a value of its own: the two would not fit one box."""
 
     def __init__(self, trace: Trace, group: Group) -> None:
         self.trace, self.group = trace, group
         calls = [trace.calls[i] for i in group.calls]
         made = [v for call in calls for v in call.outputs]
-        self.external = list(dict.fromkeys(v for call in calls for v in call.inputs if v not in made))
-        self.local = {v: i for i, v in enumerate(self.external + made)}
-        self.steps = [draft(c, [self.local[v] for v in c.inputs], [self.local[v] for v in c.outputs]) for c in calls]
+        self.steps = [draft(call) for call in calls]
+        reads = [[(v, number if s.maps(n) and v not in made else -1) for n, v in enumerate(s.source.inputs)]
+                 for number, s in enumerate(self.steps)]  # fmt: skip
+        outside = list(dict.fromkeys(key for row in reads for key in row if key[0] not in made))
+        self.external = [v for v, _ in outside]
+        numbers = {key: i for i, key in enumerate([*outside, *((v, -1) for v in made)])}
+        for step, row in zip(self.steps, reads):
+            step.inputs = [numbers[key] for key in row]
+            step.outputs = [numbers[v, -1] for v in step.source.outputs]
         refine(self.steps)
-        self.values = [self._value(v) for v in self.external + made]
+        self.values = [self._value(i, v) for i, v in enumerate(self.external + made)]
+        self.exits = {v: numbers[v, -1] for v in trace.calls[group.exit].outputs}
 
     def op(self, name: str, tensor_of: dict[int, int]) -> Op:
         head, described = self.trace.calls[self.group.head], self.trace.values
         place, last = self.group.calls.index(self.group.head), self.group.calls.index(self.group.exit)
-        parameters = [v for v in self.external if described[v].source == "parameter"]
-        exits = [v for v in self.trace.calls[self.group.exit].outputs if v in tensor_of]
+        parameters = [i for i, v in enumerate(self.external) if described[v].source == "parameter"]
         return Op(
             name=name,
             kind=label(head),
             layer="",
-            dims=dims_of(self.steps, self.values, place, last, [self.local[v] for v in parameters]),
+            dims=dims_of(self.steps, self.values, place, last, parameters),
             values=tuple(self.values),
             steps=tuple(_step(d) for d in self.steps),
-            inputs=tuple(Operand(tensor_of[v], self.local[v]) for v in self.external),
-            outputs=tuple(Operand(tensor_of[v], self.local[v]) for v in exits),
+            inputs=tuple(Operand(tensor_of[v], i) for i, v in enumerate(self.external)),
+            outputs=tuple(Operand(tensor_of[v], i) for v, i in self.exits.items() if v in tensor_of),
             head=place,
             flops=sum(_flops(d) for d in self.steps),
-            parameters=tuple(described[v].name for v in parameters),
-            backward=any(described[v].grad for v in exits),
+            parameters=tuple(dict.fromkeys(described[self.external[i]].name for i in parameters)),
+            backward=any(described[v].grad for v in self.exits),
             updates=tuple(Operand(tensor_of[v], slot) for v, slot in head.updates),
         )
 
-    def _value(self, value: int) -> Value:
-        index, described = self.local[value], self.trace.values[value]
+    def _value(self, index: int, value: int) -> Value:
+        described = self.trace.values[value]
         factoring: list[list[int]] | None = None
         for step in self.steps:
             if index in step.outputs:

@@ -283,12 +283,17 @@ class _Reader:
             raise CaptureError(f"the model changes its buffer {buffer!r} in a way that has no rule; keep it constant")
 
     def _drop_dead(self) -> None:
-        needed, kept = {self.trace.loss}, []
+        """Keep the calls that the loss needs, and gradients where the loss depends on a value through gradients."""
+        needed, trained, kept = {self.trace.loss}, {self.trace.loss}, []
         for call in reversed(self.trace.calls):
             if needed & set(call.outputs):
                 needed |= set(call.inputs)
                 kept.append(call)
+            if any(v in trained and self.trace.values[v].grad for v in call.outputs):
+                trained |= set(call.inputs)
         self.trace.calls = kept[::-1]
+        for i, value in enumerate(self.trace.values):
+            value.grad = value.grad and i in trained
 
 
 def _kind(node: fx.Node) -> str:

@@ -6,7 +6,7 @@ changes. A dim that some read maps stays as it is; the core then covers its part
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .. import _core
 from ..graph import Combine, Factor, StepDim
@@ -18,12 +18,15 @@ class Draft:
     """A step in the making."""
 
     source: TraceCall
-    inputs: list[int]
-    outputs: list[int]
     dims: list[StepDim]
     reads: list[list[list[Factor]]]
     writes: list[list[list[int]]]
     combine: Combine | None
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+
+    def maps(self, number: int) -> bool:
+        return any(f.mapped for axis in self.reads[number] for f in axis)
 
     def read_sizes(self, number: int) -> list[list[int]]:
         return [[f.size for f in axis] for axis in self.reads[number]]
@@ -38,21 +41,15 @@ class Draft:
         return [d for d in (self.combine.over if self.combine else ()) if d not in written]
 
 
-def draft(call: TraceCall, inputs: list[int], outputs: list[int]) -> Draft:
+def draft(call: TraceCall) -> Draft:
     bound, combine = call.rule.bind(call.call)
     return Draft(
         call,
-        inputs,
-        outputs,
         list(bound.dims),
-        [[[f for f in axis if f.size > 1 or not _plain(f)] for axis in read] for read in bound.reads],
+        [[[f for f in axis if f.size > 1 or f.mapped] for axis in read] for read in bound.reads],
         [[[d for d in axis if bound.dims[d].size > 1] for axis in write] for write in bound.writes],
         combine,
     )
-
-
-def _plain(f: Factor) -> bool:
-    return not f.mapped
 
 
 def refine(steps: list[Draft]) -> None:
