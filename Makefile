@@ -33,6 +33,7 @@ test: lint types check-stub unit  ## everything that must hold before a commit
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run -Werror cpp/*.cpp cpp/*.hpp
 
 types: setup
 	$(BIN)/mypy

@@ -39,8 +39,9 @@ soapstone::Timeline play(const Column<uint64_t>& keys, const Column<int64_t>& la
                          const Column<int64_t>& hold_duration, const Column<int32_t>& predecessor_begin,
                          const Column<int32_t>& predecessors, int32_t num_resources) {
   if (hold_resource.size() != hold_duration.size()) throw std::invalid_argument("one hold_duration a hold_resource");
-  soapstone::TaskList tasks{to_vector(keys), to_vector(latency), to_vector(hold_begin), {},
-                            to_vector(predecessor_begin), to_vector(predecessors), num_resources};
+  soapstone::TaskList tasks{
+      to_vector(keys),         to_vector(latency), to_vector(hold_begin), {}, to_vector(predecessor_begin),
+      to_vector(predecessors), num_resources};
   for (size_t i = 0; i < hold_resource.size(); ++i) tasks.holds.push_back({hold_resource(i), hold_duration(i)});
   return soapstone::play(tasks);
 }
@@ -85,9 +86,9 @@ std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const 
 void bind_topology(nb::module_& m) {
   using soapstone::Link;
   using soapstone::Topology;
-  nb::class_<Link>(m, "Link")
-      .def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool>(), nb::arg("source"), nb::arg("target"),
-           nb::arg("bandwidth"), nb::arg("latency"), nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"));
+  nb::class_<Link>(m, "Link").def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool>(), nb::arg("source"),
+                                  nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"), nb::arg("overhead"),
+                                  nb::arg("duplex"), nb::arg("overlap"));
   nb::class_<Topology>(m, "Topology")
       .def(nb::init<int32_t, int32_t, std::vector<int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
            nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"))
@@ -163,7 +164,8 @@ auto regions_of(const soapstone::Graph& self, int32_t op, const std::vector<int3
   return std::tuple(to_pairs(regions.step_dims), needs, to_pairs(regions.values));
 }
 
-std::vector<BoxPairs> project(const BoxPairs& box, const soapstone::Factoring& coarse, const soapstone::Factoring& fine) {
+std::vector<BoxPairs> project(const BoxPairs& box, const soapstone::Factoring& coarse,
+                              const soapstone::Factoring& fine) {
   soapstone::Box intervals;
   for (const auto& [lo, hi] : box) intervals.push_back({lo, hi});
   return to_pairs(soapstone::project(intervals, coarse, fine));
@@ -178,16 +180,18 @@ void bind_graph(nb::module_& m) {
         "The boxes, over the dims of a refinement, of a box over coarser dims.");
   nb::class_<Graph>(m, "Graph")
       .def(nb::init<>())
-      .def("add_tensor",
-           [](Graph& self, int32_t source, int64_t item_size, bool grad, const soapstone::Factoring& axes) {
-             return self.add_tensor(static_cast<soapstone::Source>(source), item_size, grad, axes);
-           },
-           nb::arg("source"), nb::arg("item_size"), nb::arg("grad"), nb::arg("axes"),
-           "Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.")
+      .def(
+          "add_tensor",
+          [](Graph& self, int32_t source, int64_t item_size, bool grad, const soapstone::Factoring& axes) {
+            return self.add_tensor(static_cast<soapstone::Source>(source), item_size, grad, axes);
+          },
+          nb::arg("source"), nb::arg("item_size"), nb::arg("grad"), nb::arg("axes"),
+          "Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.")
       .def("add_op", add_op, nb::arg("values"), nb::arg("steps"), nb::arg("dims"), nb::arg("inputs"),
            nb::arg("outputs"), nb::arg("head"), nb::arg("combine"), nb::arg("backward"))
-      .def("factoring", [](const Graph& self, int32_t tensor) { return self.tensors.at(tensor).factoring; },
-           nb::arg("tensor"), "The common refinement of a tensor's writer and readers: sizes, axis by axis.")
+      .def(
+          "factoring", [](const Graph& self, int32_t tensor) { return self.tensors.at(tensor).factoring; },
+          nb::arg("tensor"), "The common refinement of a tensor's writer and readers: sizes, axis by axis.")
       .def("regions", regions_of, nb::arg("op"), nb::arg("degrees"), nb::arg("part"),
            "Boxes of one part: (each step's dims, what each step needs of each input, each value).");
 }
@@ -204,11 +208,10 @@ auto task_column(Get get) {
   };
 }
 
-void make_task_graph(
-    soapstone::TaskGraph* self, const soapstone::Graph& graph, const soapstone::Topology& topology,
-    const std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>>& strategy,
-    const std::vector<std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>>& times,
-    std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
+void make_task_graph(soapstone::TaskGraph* self, const soapstone::Graph& graph, const soapstone::Topology& topology,
+                     const std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>>& strategy,
+                     const std::vector<std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>>& times,
+                     std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
   std::vector<soapstone::Configuration> configurations;
   for (const auto& [degrees, devices] : strategy) configurations.push_back({degrees, devices});
   std::vector<std::vector<soapstone::PartTimes>> part_times;
@@ -261,8 +264,7 @@ void bind_task_graph(nb::module_& m) {
       .def_ro("source", &Flow::source)
       .def_ro("forward", &Flow::forward)
       .def_ro("backward", &Flow::backward)
-      .def_prop_ro("readers",
-                   [](const Flow& flow) { return OperandPairs(flow.readers.begin(), flow.readers.end()); })
+      .def_prop_ro("readers", [](const Flow& flow) { return OperandPairs(flow.readers.begin(), flow.readers.end()); })
       .def_prop_ro("hull", [](const Flow& flow) { return to_pairs(flow.hull); });
   nb::class_<TaskGraph>(m, "TaskGraph")
       .def("__init__", make_task_graph, nb::arg("graph"), nb::arg("topology"), nb::arg("strategy"), nb::arg("times"),
@@ -270,28 +272,33 @@ void bind_task_graph(nb::module_& m) {
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("__len__", [](const TaskGraph& self) { return self.tasks.size(); })
       .def("play", [](const TaskGraph& self) { return soapstone::play(self.list()); })
-      .def("task", [](const TaskGraph& self, size_t row) -> const Task& { return self.tasks.at(row); },
-           nb::arg("row"), nb::rv_policy::reference_internal)
+      .def(
+          "task", [](const TaskGraph& self, size_t row) -> const Task& { return self.tasks.at(row); }, nb::arg("row"),
+          nb::rv_policy::reference_internal)
       .def_prop_ro("num_flows", [](const TaskGraph& self) { return self.flows.size(); })
-      .def("flow", [](const TaskGraph& self, size_t index) -> const Flow& { return self.flows.at(index); },
-           nb::arg("index"), nb::rv_policy::reference_internal)
+      .def(
+          "flow", [](const TaskGraph& self, size_t index) -> const Flow& { return self.flows.at(index); },
+          nb::arg("index"), nb::rv_policy::reference_internal)
       .def("fetch", fetch_of, nb::arg("op"), nb::arg("part"), nb::arg("input"),
            "What a part reads of an input: (hull, [(flow, boxes), ...]), in the tensor's factoring.")
       .def("pieces", pieces_of, nb::arg("tensor"), "A parameter's pieces: [(holders, boxes), ...].")
-      .def("groups", [](const TaskGraph& self, size_t op) { return self.groups.at(op); }, nb::arg("op"),
-           "An op's combine groups, each the parts that combine; empty where none does.")
+      .def(
+          "groups", [](const TaskGraph& self, size_t op) { return self.groups.at(op); }, nb::arg("op"),
+          "An op's combine groups, each the parts that combine; empty where none does.")
       .def_prop_ro("keys", task_column<uint64_t>([](const Task& task) { return task.key; }), nb::rv_policy::automatic)
       .def_prop_ro("kinds", task_column<int32_t>([](const Task& task) { return task.kind; }), nb::rv_policy::automatic)
       .def_prop_ro("ops", task_column<int32_t>([](const Task& task) { return task.op; }), nb::rv_policy::automatic)
       .def_prop_ro("parts", task_column<int32_t>([](const Task& task) { return task.part; }), nb::rv_policy::automatic)
-      .def_prop_ro("latencies", task_column<int64_t>([](const Task& task) { return task.latency; }), nb::rv_policy::automatic)
-      .def_prop_ro("bytes", task_column<int64_t>([](const Task& task) { return task.bytes; }), nb::rv_policy::automatic);
+      .def_prop_ro("latencies", task_column<int64_t>([](const Task& task) { return task.latency; }),
+                   nb::rv_policy::automatic)
+      .def_prop_ro("bytes", task_column<int64_t>([](const Task& task) { return task.bytes; }),
+                   nb::rv_policy::automatic);
 }
 
 NB_MODULE(_core, m) {
-    m.doc() = "The compiled core: geometry, topology, task graph, timeline.";
-    bind_timeline(m);
-    bind_topology(m);
-    bind_graph(m);
-    bind_task_graph(m);
+  m.doc() = "The compiled core: geometry, topology, task graph, timeline.";
+  bind_timeline(m);
+  bind_topology(m);
+  bind_graph(m);
+  bind_task_graph(m);
 }

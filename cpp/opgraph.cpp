@@ -183,8 +183,10 @@ Regions regions(const Op& op, const Box& box) {
       const int32_t value = step.inputs[i];
       result.needs[s].push_back(need(step.reads[i], dims));
       const Box covered = cover(result.needs[s].back(), factoring_of(step.reads[i]), op.values[value]);
-      if (needed[value]) extend(result.values[value], covered);
-      else result.values[value] = covered;
+      if (needed[value])
+        extend(result.values[value], covered);
+      else
+        result.values[value] = covered;
       needed[value] = true;
     }
   }

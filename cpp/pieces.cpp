@@ -37,8 +37,10 @@ void join_along(std::vector<Box>& boxes, size_t dim) {
   std::sort(boxes.begin(), boxes.end(), before);
   std::vector<Box> joined;
   for (auto& box : boxes) {
-    if (!joined.empty() && joins(joined.back(), box, dim)) joined.back()[dim].hi = box[dim].hi;
-    else joined.push_back(std::move(box));
+    if (!joined.empty() && joins(joined.back(), box, dim))
+      joined.back()[dim].hi = box[dim].hi;
+    else
+      joined.push_back(std::move(box));
   }
   boxes = std::move(joined);
 }

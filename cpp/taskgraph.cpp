@@ -17,7 +17,8 @@ enum Phase : uint64_t { forward_phase, backward_phase, sync_phase, update_phase 
 uint64_t pack(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) {
   constexpr int64_t wide = 1 << 18, narrow = 1 << 5;
   if (op >= wide || slot >= narrow || major >= wide || minor >= wide)
-    throw std::invalid_argument("the task graph has more than 2^18 ops, parts or devices, or more than 32 outputs an op");
+    throw std::invalid_argument(
+        "the task graph has more than 2^18 ops, parts or devices, or more than 32 outputs an op");
   uint64_t key = phase << 18 | static_cast<uint64_t>(op);
   key = key << 3 | static_cast<uint64_t>(kind);
   key = key << 5 | static_cast<uint64_t>(slot);
@@ -45,10 +46,18 @@ std::vector<int32_t> sorted_unique(std::vector<int32_t> values) {
 TaskGraph::TaskGraph(const Graph& graph, const Topology& topology, std::vector<Configuration> strategy,
                      std::vector<std::vector<PartTimes>> times, std::vector<double> update_ns_per_element,
                      int64_t update_overhead, int64_t bucket_bytes)
-    : fetches(graph.ops.size()), pieces(graph.tensors.size()), groups(graph.ops.size()), graph_(graph),
-      topology_(topology), strategy_(std::move(strategy)), times_(std::move(times)),
-      update_ns_per_element_(std::move(update_ns_per_element)), update_overhead_(update_overhead),
-      bucket_bytes_(bucket_bytes), layouts_(graph.ops.size()), piece_readers_(graph.tensors.size()) {
+    : fetches(graph.ops.size()),
+      pieces(graph.tensors.size()),
+      groups(graph.ops.size()),
+      graph_(graph),
+      topology_(topology),
+      strategy_(std::move(strategy)),
+      times_(std::move(times)),
+      update_ns_per_element_(std::move(update_ns_per_element)),
+      update_overhead_(update_overhead),
+      bucket_bytes_(bucket_bytes),
+      layouts_(graph.ops.size()),
+      piece_readers_(graph.tensors.size()) {
   const auto num_ops = static_cast<int32_t>(graph.ops.size());
   const auto num_tensors = static_cast<int32_t>(graph.tensors.size());
   for (int32_t op = 0; op < num_ops; ++op) lay_out(op);

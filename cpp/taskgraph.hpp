@@ -28,8 +28,8 @@ struct Task {
   int32_t op = -1, part = -1;  // part: of the op; a combine's group; a transfer's output part
   bool backward = false, finish = false;
   int64_t bytes = 0, latency = 0;
-  int32_t flow = -1;             // transfer
-  std::vector<int32_t> devices;  // where it runs; a transfer: source, destination
+  int32_t flow = -1;                                // transfer
+  std::vector<int32_t> devices;                     // where it runs; a transfer: source, destination
   std::vector<std::pair<int32_t, int32_t>> pieces;  // sync: (parameter, piece)
   std::vector<int32_t> after;
   std::vector<Hold> holds;
@@ -38,8 +38,8 @@ struct Task {
 // An output part of a tensor as one device has it: made there, or moved there from `source`.
 struct Flow {
   int32_t tensor = 0, part = 0, device = 0, source = 0;
-  Box hull;                                   // all that the device reads of it
-  int32_t forward = -1, backward = -1;        // the transfers, -1 where it does not move
+  Box hull;                                       // all that the device reads of it
+  int32_t forward = -1, backward = -1;            // the transfers, -1 where it does not move
   std::set<std::pair<int32_t, int32_t>> readers;  // (op, part)
 };
 
@@ -60,14 +60,15 @@ struct OpLayout {
 
 class TaskGraph {
  public:
-  TaskGraph(const Graph&, const Topology&, std::vector<Configuration> strategy, std::vector<std::vector<PartTimes>> times,
-            std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes);
+  TaskGraph(const Graph&, const Topology&, std::vector<Configuration> strategy,
+            std::vector<std::vector<PartTimes>> times, std::vector<double> update_ns_per_element,
+            int64_t update_overhead, int64_t bucket_bytes);
 
   std::vector<Task> tasks;  // in key order
   std::vector<Flow> flows;
-  std::vector<std::vector<std::vector<Fetch>>> fetches;  // op, part, input
-  std::vector<std::vector<Piece>> pieces;                // by tensor; empty for all but parameters
-  std::vector<std::vector<std::vector<int32_t>>> groups; // op -> combine group -> parts; empty where none combines
+  std::vector<std::vector<std::vector<Fetch>>> fetches;   // op, part, input
+  std::vector<std::vector<Piece>> pieces;                 // by tensor; empty for all but parameters
+  std::vector<std::vector<std::vector<int32_t>>> groups;  // op -> combine group -> parts; empty where none combines
 
   TaskList list() const;
 

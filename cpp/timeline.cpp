@@ -29,8 +29,8 @@ struct Successors {
 }
 
 void check_begin(const std::vector<int32_t>& begin, size_t num_rows, size_t num_entries, const char* name) {
-  const bool spans = begin.size() == num_rows + 1 && begin.front() == 0 &&
-                     begin.back() >= 0 && static_cast<size_t>(begin.back()) == num_entries;
+  const bool spans = begin.size() == num_rows + 1 && begin.front() == 0 && begin.back() >= 0 &&
+                     static_cast<size_t>(begin.back()) == num_entries;
   if (!spans || !std::is_sorted(begin.begin(), begin.end())) {
     throw std::invalid_argument(std::string(name) + " must rise from 0 to the number of entries in rows + 1 steps");
   }

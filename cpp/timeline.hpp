@@ -24,18 +24,18 @@ struct Hold {
 
 struct TaskList {  // rows in increasing key
   std::vector<uint64_t> keys;
-  std::vector<int64_t> latency;  // ns
+  std::vector<int64_t> latency;     // ns
   std::vector<int32_t> hold_begin;  // row i holds holds[hold_begin[i]] up to holds[hold_begin[i + 1]]
   std::vector<Hold> holds;
   std::vector<int32_t> predecessor_begin;  // likewise
-  std::vector<int32_t> predecessors;  // rows
+  std::vector<int32_t> predecessors;       // rows
   int32_t num_resources = 0;
 };
 
 struct Timeline {
   std::vector<int64_t> ready, start, end;  // by row, ns
-  std::vector<int64_t> hold_start;  // parallel to TaskList::holds
-  std::vector<int32_t> order;  // rows by (ready, key)
+  std::vector<int64_t> hold_start;         // parallel to TaskList::holds
+  std::vector<int32_t> order;              // rows by (ready, key)
   int64_t makespan = 0;
 };
 

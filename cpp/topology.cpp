@@ -11,7 +11,7 @@
 namespace soapstone {
 namespace {
 
-constexpr int64_t largest = int64_t{1} << 53;  // bytes, bytes/s, ns of a hold: whole numbers in a double
+constexpr int64_t largest = int64_t{1} << 53;          // bytes, bytes/s, ns of a hold: whole numbers in a double
 constexpr int64_t largest_latency = int64_t{1} << 40;  // ns, some 18 minutes: far from overflow in sums over hops
 constexpr int64_t routing_bytes = 1 << 20;
 
@@ -191,9 +191,8 @@ std::vector<int32_t> Topology::ring_order(std::span<const int32_t> devices) cons
   if (devices.empty()) throw std::invalid_argument("an all-reduce needs at least one device");
   for (const int32_t device : devices) check_device(device);
   std::vector<int32_t> order(devices.begin(), devices.end());
-  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return std::tie(node_of_device_[a], a) < std::tie(node_of_device_[b], b);
-  });
+  std::sort(order.begin(), order.end(),
+            [&](int32_t a, int32_t b) { return std::tie(node_of_device_[a], a) < std::tie(node_of_device_[b], b); });
   if (std::adjacent_find(order.begin(), order.end()) != order.end()) {
     throw std::invalid_argument("an all-reduce names a device twice");
   }

@@ -26,10 +26,10 @@ namespace soapstone {
 
 struct Link {
   int32_t source, target;
-  double bandwidth;  // bytes/s each way, rounded to whole bytes so that holds are exact
+  double bandwidth;           // bytes/s each way, rounded to whole bytes so that holds are exact
   int64_t latency, overhead;  // ns
-  bool duplex;  // false: both directions share one resource
-  bool overlap;  // false: a message over it keeps its end devices busy
+  bool duplex;                // false: both directions share one resource
+  bool overlap;               // false: a message over it keeps its end devices busy
 };
 
 // Routes are found at the first use of a source and kept, so even const calls must come from one thread at a time;
@@ -71,7 +71,7 @@ class Topology {
     int32_t hops, vertex, resource;
   };
   struct Crossings {
-    std::vector<int32_t> counts;  // by link resource
+    std::vector<int32_t> counts;     // by link resource
     std::vector<int32_t> resources;  // in the order of their first crossing
     int64_t hop_latency = 0;
     bool overlap = true;
@@ -100,7 +100,7 @@ class Topology {
   std::vector<Link> links_;
   std::vector<int32_t> link_of_resource_;
   std::vector<std::vector<Edge>> edges_;  // by vertex
-  mutable std::vector<Routes> routes_;  // by source; empty until asked for
+  mutable std::vector<Routes> routes_;    // by source; empty until asked for
 };
 
 }  // namespace soapstone
