@@ -9,6 +9,7 @@ import torch
 
 from soapstone.graph import OperatorGraph
 from soapstone.parts import Part, local_shape, reframe, whole
+from soapstone.runtime.draws import CounterDraws
 
 
 def factoring_of(shape: tuple[int, ...]) -> list[list[int]]:
@@ -32,43 +33,39 @@ def run_parts(
         groups.setdefault(tuple(i for i, dim in zip(where, op.dims) if not dim.combinable), []).append(p)
     local = [[cut(x, part, i) for i, x in enumerate(inputs)] for part in parts]
     outputs: dict[int, list[torch.Tensor]] = {}
+    draws = CounterDraws(seed=1)
     for group in groups.values():
         if len(group) == 1:
-            outputs[group[0]] = parts[group[0]].run(local[group[0]])
+            outputs[group[0]] = parts[group[0]].run(local[group[0]], draws)
             continue
-        shares = [parts[p].partial(local[p]) for p in group]
+        shares = [parts[p].partial(local[p], draws) for p in group]
         combine = op.combine
         assert combine is not None
         sizes = dict(enumerate(hi - lo for lo, hi in parts[group[0]].step_dims[op.head]))
         assert shares[0].numel() == combine.factor * prod(sizes[d] for d in combine.dims)
         combined = torch.stack(shares) if combine.mode == "gather" else sum(shares[1:], shares[0])
         for p in group:
-            outputs[p] = parts[p].finish(combined)
-    return [assemble(op, parts, outputs, i) for i in range(len(op.outputs))], _updates(graph, op, parts)
+            outputs[p] = parts[p].finish(combined, draws)
+    return [assemble(parts, outputs, i) for i in range(len(op.outputs))], _updates(graph, parts)
 
 
-def assemble(op: object, parts: list[Part], outputs: dict[int, list[torch.Tensor]], number: int) -> torch.Tensor:
-    first = parts[0]
-    value = first.op.values[first.op.outputs[number].value]
+def assemble(parts: list[Part], outputs: dict[int, list[torch.Tensor]], number: int) -> torch.Tensor:
+    """Lay the parts' boxes side by side; what no part made stays NaN."""
+    op = parts[0].op
+    value = op.values[op.outputs[number].value]
     dims = [n for axis in value.factoring for n in axis]
-    whole_tensor = outputs[0][number].new_full(dims, torch.nan)
-    copies = prod(1 for _ in ())
-    assert copies == 1
-    pieces = []
+    result = outputs[0][number].new_full(dims, torch.nan)
     for p, part in enumerate(parts):
-        box = part.output_box(number)
-        assert list(outputs[p][number].shape) == local_shape(box, value.factoring)
-        pieces.append((tuple(slice(lo, hi) for lo, hi in box), outputs[p][number].reshape([hi - lo for lo, hi in box])))
-    result = whole_tensor
-    for where, piece in pieces:
+        box, piece = part.output_box(number), outputs[p][number]
+        assert list(piece.shape) == local_shape(box, value.factoring)
         mask = torch.zeros(dims, dtype=torch.bool)
-        mask[where] = True
+        mask[tuple(slice(lo, hi) for lo, hi in box)] = True
         filled = torch.zeros(dims, dtype=piece.dtype).index_put((mask,), piece.reshape(-1)) if dims else piece
         result = torch.where(mask, filled, result)
     return result.reshape(value.shape)
 
 
-def _updates(graph: OperatorGraph, op: object, parts: list[Part]) -> dict[int, torch.Tensor]:
+def _updates(graph: OperatorGraph, parts: list[Part]) -> dict[int, torch.Tensor]:
     result: dict[int, torch.Tensor] = {}
     for part in parts:
         for tensor, (box, new) in part.updates.items():

@@ -16,6 +16,7 @@ from torch import nn
 from soapstone.errors import GraphError
 from soapstone.graph import OperatorGraph
 from soapstone.rules import RULES, Map, bind
+from soapstone.runtime.store import constant
 from soapstone.tracing import Workload, capture
 
 from .split import run_parts
@@ -139,7 +140,8 @@ class Cases:
         return lambda x, w: function(x * w, axis), [rand(*shape)], [rand(1)]
 
     def dropout(self, size: Draw, flag: Draw) -> Any:
-        return lambda x, w: F.dropout(x * w, 1.0), [rand(size(1, 5), size(1, 5))], [rand(1)]
+        p = 1.0 if flag() else 0.4
+        return lambda x, w: F.dropout(x * w, p), [rand(size(1, 5), size(1, 5))], [rand(1)]
 
     def sum(self, size: Draw, flag: Draw) -> Any:
         return self._reduction(torch.sum, size, flag)
@@ -296,8 +298,6 @@ def check_ops(graph: OperatorGraph, work: Workload, draw: Callable[[int, int], i
         if t.source in ("parameter", "buffer"):
             values[i] = state[t.name].detach()
         elif t.source == "constant":
-            from soapstone.runtime.store import constant
-
             values[i] = constant(t)
     for index, op in enumerate(graph.ops):
         inputs = [values[o.tensor] for o in op.inputs]
@@ -310,6 +310,8 @@ def check_ops(graph: OperatorGraph, work: Workload, draw: Callable[[int, int], i
         for tensor in whole_updates:
             close(split_updates[tensor], whole_updates[tensor])
         values.update({o.tensor: x for o, x in zip(op.outputs, whole)})
+    if any("draw" in step.args for op in graph.ops for step in op.steps):
+        return  # its own masks, not torch's
     close(values[graph.loss], work.compute_loss(*work.inputs, *work.targets).detach())
 
 

@@ -75,5 +75,5 @@ class ProcessTransport:
 
 
 def _gone(rank: int, error: RuntimeError) -> RankError:
-    reason = str(error).strip().split("\n")[0]
-    return RankError(f"rank {rank} lost another rank ({reason}); see that rank's own error")
+    reason = str(error).partition("] ")[2].split("[")[0].strip() or str(error).split("\n")[0]
+    return RankError(f"rank {rank} lost another rank: {reason}; see that rank's own error")
