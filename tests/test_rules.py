@@ -247,19 +247,288 @@ class Cases:
             [rand(1), rand(2, c)],
         )
 
+    def addmm(self, size: Draw, flag: Draw) -> Any:
+        m, k, n = (size(1, 6) for _ in range(3))
+        added = [rand(n), rand(m, n), rand(1, n)][size(0, 2)]
+        return lambda x, b, w: torch.addmm(b, x, w, beta=2, alpha=3), [rand(m, k)], [added, rand(k, n)]
+
+    def baddbmm(self, size: Draw, flag: Draw) -> Any:
+        b, m, k, n = (size(1, 5) for _ in range(4))
+        added = [rand(b, m, n), rand(b, 1, n), rand(1, m, n)][size(0, 2)]
+        return lambda x, a, w: torch.baddbmm(a, x, w, beta=0.5), [rand(b, m, k)], [added, rand(b, k, n)]
+
+    def einsum(self, size: Draw, flag: Draw) -> Any:
+        a, b, c, d = (size(1, 5) for _ in range(4))
+        equation, left, right = [
+            ("abc,cd->abd", (a, b, c), (c, d)),
+            ("abc,abd->acd", (a, b, c), (a, b, d)),
+            ("a...c,dc->d...a", (a, b, c), (d, c)),
+            ("ab,cd->acbd", (a, b), (c, d)),
+        ][size(0, 3)]
+        return lambda x, w: torch.einsum(equation, x, w), [rand(*left)], [rand(*right)]
+
+    def scaled_dot_product_attention(self, size: Draw, flag: Draw) -> Any:
+        sample, head, length, d, dv = size(1, 3), size(1, 4), size(1, 6), size(1, 4), size(1, 4)
+        key = size(1, 6)
+        rep, causal = (2 if flag() else 1), flag()
+        scale = 0.3 if flag() else None
+        mask = None
+        if not causal and flag():
+            masks = [(length, key), (1, 1, length, key), (sample, 1, length, key), (sample, head * rep, length, key)]
+            mask = rand(*masks[size(0, 3)])
+
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, *m: torch.Tensor
+        ) -> torch.Tensor:
+            given = m[0] if m else None
+            return F.scaled_dot_product_attention(q * w, k, v, given, is_causal=causal, scale=scale, enable_gqa=rep > 1)
+
+        inputs = [rand(sample, head * rep, length, d), rand(sample, head, key, d), rand(sample, head, key, dv)]
+        return attend, inputs, [rand(1)] + ([mask] if mask is not None else [])
+
+    def conv1d(self, size: Draw, flag: Draw) -> Any:
+        groups, kernel, stride, padding = size(1, 3), size(1, 4), size(1, 3), size(0, 3)
+        x = rand(size(1, 4), groups * size(1, 3), kernel + size(0, 6))
+        weight = rand(groups * size(1, 3), x.shape[1] // groups, kernel)
+        return lambda x, w: F.conv1d(x, w, None, stride, padding, 1, groups), [x], [weight]
+
+    def conv3d(self, size: Draw, flag: Draw) -> Any:
+        x, weight = rand(2, size(1, 3), 4, 3, 5), (size(1, 3), 2, 1, 3)
+        return lambda x, w: F.conv3d(x, w, padding=(1, 0, 1)), [x], [rand(weight[0], x.shape[1], *weight[1:])]
+
+    def conv_transpose1d(self, size: Draw, flag: Draw) -> Any:
+        return self._transposed(1, size, flag)
+
+    def conv_transpose2d(self, size: Draw, flag: Draw) -> Any:
+        return self._transposed(2, size, flag)
+
+    def conv_transpose3d(self, size: Draw, flag: Draw) -> Any:
+        return self._transposed(3, size, flag)
+
+    def _transposed(self, count: int, size: Draw, flag: Draw) -> Any:
+        groups, stride, dilation = size(1, 2), size(1, 3), size(1, 2)
+        kernel = [size(1, 3) for _ in range(count)]
+        padding = size(0, min(dilation * (k - 1) for k in kernel))
+        extra = size(0, max(stride, dilation) - 1)
+        x = rand(size(1, 3), groups * size(1, 2), *[size(1, 5) for _ in kernel])
+        weight = rand(x.shape[1], size(1, 2), *kernel)
+        bias = [rand(weight.shape[1] * groups)] if flag() else [None]
+        function = [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d][count - 1]
+
+        def transposed(x: torch.Tensor, w: torch.Tensor, *b: torch.Tensor) -> torch.Tensor:
+            given = b[0] if b else None
+            y: torch.Tensor = function(x, w, given, stride, padding, extra, groups, dilation)
+            return y
+
+        return transposed, [x], [weight, *(b for b in bias if b is not None)]
+
+    def max_pool1d(self, size: Draw, flag: Draw) -> Any:
+        kernel, stride = size(1, 4), size(1, 3)
+        x = rand(size(1, 3), size(1, 3), kernel + size(0, 7))
+        return lambda x, w: F.max_pool1d(x * w, kernel, stride, kernel // 2), [x], [rand(1)]
+
+    def max_pool3d(self, size: Draw, flag: Draw) -> Any:
+        return lambda x, w: F.max_pool3d(x * w, 2, size(1, 2)), [rand(2, 2, 4, 5, 4)], [rand(1)]
+
+    def avg_pool1d(self, size: Draw, flag: Draw) -> Any:
+        kernel, stride, include = size(1, 4), size(1, 3), flag()
+        x = rand(size(1, 3), size(1, 3), kernel + size(0, 7))
+        return lambda x, w: F.avg_pool1d(x * w, kernel, stride, kernel // 2, False, include), [x], [rand(1)]
+
+    def adaptive_avg_pool1d(self, size: Draw, flag: Draw) -> Any:
+        out = size(1, 5)
+        return lambda x, w: F.adaptive_avg_pool1d(x * w, out), [rand(2, size(1, 3), size(1, 9))], [rand(1)]
+
+    def adaptive_avg_pool2d(self, size: Draw, flag: Draw) -> Any:
+        out = (size(1, 5), size(1, 4))
+        return lambda x, w: F.adaptive_avg_pool2d(x * w, out), [rand(2, 3, size(1, 9), size(1, 7))], [rand(1)]
+
+    def adaptive_max_pool1d(self, size: Draw, flag: Draw) -> Any:
+        out = size(1, 5)
+        return lambda x, w: F.adaptive_max_pool1d(x * w, out), [rand(2, size(1, 3), size(1, 9))], [rand(1)]
+
+    def adaptive_max_pool2d(self, size: Draw, flag: Draw) -> Any:
+        out = (size(1, 5), size(1, 4))
+        return lambda x, w: F.adaptive_max_pool2d(x * w, out), [rand(2, 3, size(1, 9), size(1, 7))], [rand(1)]
+
+    def gru_cell(self, size: Draw, flag: Draw) -> Any:
+        return self._cell(torch.ops.aten.gru_cell, 3, size, flag)
+
+    def rnn_tanh_cell(self, size: Draw, flag: Draw) -> Any:
+        return self._cell(torch.ops.aten.rnn_tanh_cell, 1, size, flag)
+
+    def rnn_relu_cell(self, size: Draw, flag: Draw) -> Any:
+        return self._cell(torch.ops.aten.rnn_relu_cell, 1, size, flag)
+
+    def _cell(self, cell: Any, gates: int, size: Draw, flag: Draw) -> Any:
+        sample, features, hidden, bias = size(1, 4), size(1, 4), size(1, 6), flag()
+        weights = [rand(gates * hidden, features), rand(gates * hidden, hidden)]
+        weights += [rand(gates * hidden), rand(gates * hidden)] if bias else []
+        return cell, [rand(sample, features), rand(sample, hidden)], weights
+
+    def layer_norm(self, size: Draw, flag: Draw) -> Any:
+        shape = [size(1, 5) for _ in range(size(1, 3))]
+        inner = shape[-size(1, len(shape)) :]
+        affine = [rand(*inner), rand(*inner)] if flag() else [rand(*inner)]
+        return lambda x, *w: F.layer_norm(x, inner, *w), [rand(*shape)], affine
+
+    def rms_norm(self, size: Draw, flag: Draw) -> Any:
+        shape = [size(1, 5) for _ in range(3)]
+        return lambda x, w: F.rms_norm(x, shape[-1:], w, 1e-6), [rand(*shape)], [rand(shape[-1])]
+
+    def group_norm(self, size: Draw, flag: Draw) -> Any:
+        groups, spatial = size(1, 3), [size(1, 4) for _ in range(size(0, 2))]
+        channels = groups * size(1, 3)
+        x = rand(size(2, 4), channels, *spatial)
+        if channels // groups * prod(spatial) == 1:
+            x = rand(2, channels, 2)
+        return lambda x, *w: F.group_norm(x, groups, *w), [x], [rand(channels), rand(channels)]
+
+    def amax(self, size: Draw, flag: Draw) -> Any:
+        keep, axis = flag(), size(-3, 2)
+        return lambda x, w: torch.amax(x * w, axis, keepdim=keep), [rand(2, 3, 4)], [rand(1)]
+
+    def argmax(self, size: Draw, flag: Draw) -> Any:
+        axis = size(0, 2)
+        return lambda x, w: (x * w).argmax(axis).double() * w, [rand(2, 3, 4)], [rand(1)]
+
+    def max(self, size: Draw, flag: Draw) -> Any:
+        axis = size(0, 2)
+        return lambda x, w: torch.max(x * w, axis)[0], [rand(2, 3, 4)], [rand(1)]
+
+    def var(self, size: Draw, flag: Draw) -> Any:
+        axis, keep = size(0, 2), flag()
+        return lambda x, w: torch.var(x * w, axis, keepdim=keep), [rand(2, 3, 4)], [rand(1)]
+
+    def cumsum(self, size: Draw, flag: Draw) -> Any:
+        axis = size(-3, 2)
+        return lambda x, w: torch.cumsum(x * w, axis), [rand(2, 3, 4)], [rand(1)]
+
+    def flip(self, size: Draw, flag: Draw) -> Any:
+        axes = [[0], [1, 2], [-1]][size(0, 2)]
+        return lambda x, w: torch.flip(x * w, axes), [rand(2, 3, 4)], [rand(1)]
+
+    def split(self, size: Draw, flag: Draw) -> Any:
+        b, kind = size(2, 6), size(0, 3)
+
+        def split(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            y = F.linear(x, w)
+            pieces = [y.chunk(2, 1), y.split(2, 1), y.split([1, b - 1], 1), y.unbind(1)][kind]
+            return pieces[0].relu() * 2 + pieces[-1].sum() if kind != 3 else pieces[0] * pieces[1]
+
+        return split, [rand(3, b, 4)], [rand(5, 4)]
+
+    def roll(self, size: Draw, flag: Draw) -> Any:
+        shift, axis = size(-4, 4), size(0, 2)
+        return lambda x, w: torch.roll(x * w, shift, axis) * 2, [rand(2, 3, 4)], [rand(1)]
+
+    def repeat(self, size: Draw, flag: Draw) -> Any:
+        times = [size(1, 3) for _ in range(3)]
+        return lambda x, w, v: F.linear((x * w).repeat(times), v), [rand(3, 2)], [rand(1), rand(3, 2 * times[2])]
+
+    def repeat_interleave(self, size: Draw, flag: Draw) -> Any:
+        times, axis = size(1, 3), size(0, 1)
+        width = 4 * (times if axis == 1 else 1)
+        return lambda x, w: F.linear(x.repeat_interleave(times, axis), w), [rand(3, 4)], [rand(2, width)]
+
+    def constant_pad_nd(self, size: Draw, flag: Draw) -> Any:
+        pads = [size(0, 2) for _ in range(2 * size(1, 2))]
+        return lambda x, w: F.pad(x * w, pads, value=1.5) * 2, [rand(3, 4, 3)], [rand(1)]
+
+    def upsample_nearest1d(self, size: Draw, flag: Draw) -> Any:
+        out = size(1, 9)
+        return lambda x, w: F.interpolate(x * w, size=out), [rand(2, 3, size(1, 6))], [rand(1)]
+
+    def upsample_nearest2d(self, size: Draw, flag: Draw) -> Any:
+        return lambda x, w: F.interpolate(x * w, scale_factor=2), [rand(2, 3, size(1, 5), size(1, 4))], [rand(1)]
+
+    def index(self, size: Draw, flag: Draw) -> Any:
+        picked = torch.randint(0, 3, (size(1, 4),) if flag() else (2, size(1, 3)))
+        return lambda x, w: (x * w)[:, picked], [rand(4, 3, 2)], [rand(1)]
+
+    def nll_loss(self, size: Draw, flag: Draw) -> Any:
+        sample, classes, spatial = size(1, 6), size(2, 5), [size(1, 3)] * size(0, 1)
+        target = torch.randint(0, classes, (sample, *spatial))
+        return (
+            lambda x, t, w: F.nll_loss(F.log_softmax(x * w, 1), t),
+            [rand(sample, classes, *spatial), target],
+            [rand(1)],
+        )
+
+    def l1_loss(self, size: Draw, flag: Draw) -> Any:
+        loss = [F.l1_loss, F.smooth_l1_loss, F.huber_loss][size(0, 2)]
+        shape = [size(1, 5) for _ in range(2)]
+        reduction = ["mean", "sum", "none"][size(0, 2)]
+        return lambda x, t, w: loss(x * w, t, reduction=reduction), [rand(*shape), rand(*shape)], [rand(1)]
+
+    def binary_cross_entropy(self, size: Draw, flag: Draw) -> Any:
+        shape, logits, weighted = [size(1, 5) for _ in range(2)], flag(), flag()
+        weight = rand(*shape).abs() if weighted else None
+
+        def loss(x: torch.Tensor, t: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            if logits:
+                return F.binary_cross_entropy_with_logits(x * w, t, weight)
+            return F.binary_cross_entropy(torch.sigmoid(x * w), t, weight)
+
+        return loss, [rand(*shape), rand(*shape).sigmoid()], [rand(1)]
+
+    def kl_div(self, size: Draw, flag: Draw) -> Any:
+        shape, log = [size(1, 5) for _ in range(2)], flag()
+        reduction = ["mean", "sum", "batchmean"][size(0, 2)]
+        target = rand(*shape).softmax(1)
+
+        def loss(x: torch.Tensor, t: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return F.kl_div(F.log_softmax(x * w, 1), t.log() if log else t, reduction=reduction, log_target=log)
+
+        return loss, [rand(*shape), target], [rand(1)]
+
+    def lstm_chunk(self, size: Draw, flag: Draw) -> Any:
+        return self._recurrent(nn.LSTM, size, flag)
+
+    def gru_chunk(self, size: Draw, flag: Draw) -> Any:
+        return self._recurrent(nn.GRU, size, flag)
+
+    def _recurrent(self, kind: Any, size: Draw, flag: Draw) -> Any:
+        net = kind(3, size(1, 4), size(1, 2), bias=flag(), batch_first=flag(), bidirectional=flag()).double()
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = net
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y: torch.Tensor = self.net(x)[0]
+                return y
+
+        return Net(), [rand(4, 3, 3)], None
+
     def unruled(self, size: Draw, flag: Draw) -> Any:
         a, b = size(2, 4), size(1, 4)
-        return lambda x, w: torch.cumprod(x * w, 0) * 2, [rand(a, b)], [rand(1)]
+        return lambda x, w: torch.logcumsumexp(x * w, 0) * 2, [rand(a, b)], [rand(1)]
 
 
-NAMES = [name for name in dir(Cases) if not name.startswith("__") and name != "_reduction"]
-SAME = {"_unsafe_view": "view", "reshape": "view", "flatten": "view", "unsqueeze": "view", "squeeze": "view",
-        "transpose": "permute", "t": "permute", "_softmax": "softmax", "log_softmax": "softmax",
-        "_log_softmax": "softmax", "native_dropout": "dropout", "to": "_to_copy"}  # fmt: skip
+HELPERS = ("_reduction", "_transposed", "_cell", "_recurrent")
+NAMES = [name for name in dir(Cases) if not name.startswith("__") and name not in HELPERS]
+SAME = {
+    "view": "_unsafe_view reshape flatten unsqueeze squeeze",
+    "permute": "transpose t",
+    "softmax": "_softmax log_softmax _log_softmax",
+    "dropout": "native_dropout",
+    "_to_copy": "to",
+    "amax": "amin any all",
+    "argmax": "argmin",
+    "var": "std prod logsumexp linalg_vector_norm norm",
+    "cumsum": "cumprod",
+    "max": "sort min median",
+    "nll_loss": "nll_loss_nd nll_loss2d",
+    "l1_loss": "smooth_l1_loss huber_loss",
+    "binary_cross_entropy": "binary_cross_entropy_with_logits",
+}
+CASE_OF = {kind: case for case, kinds in SAME.items() for kind in kinds.split()}
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {SAME.get(kind, kind) for kind in RULES} <= set(NAMES)
+    assert {CASE_OF.get(kind, kind) for kind in RULES} <= set(NAMES)
 
 
 def loss_of(output: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ..graph import Op, OperatorGraph
+from . import kernels
 from .frames import Box, local_shape, reframe, whole
-from .kernels import PARTIALS, Draws, Place, Tensors, compute
+from .place import COMBINED, Draws, Place, Tensors, compute
 
-__all__ = ["Box", "Draws", "Part", "Place", "local_shape", "reframe", "whole"]
+__all__ = ["Box", "Draws", "Part", "Place", "kernels", "local_shape", "reframe", "whole"]
 
 
 class Part:
@@ -36,9 +37,9 @@ class Part:
         for s in range(len(self.op.steps)):
             place, tensors = self._place(s, draws)
             if s == self.op.head and place.step.combine is not None:
-                partial, finish = PARTIALS[place.step.kind]
-                shares = partial(place, tensors)
-                self._store(place, finish(place, tensors, shares[None] if self._gathers else shares))
+                combined = COMBINED[place.step.kind]
+                shares = combined.partial(place, tensors)
+                self._store(place, combined.finish(place, tensors, shares[None] if self._gathers else shares))
             else:
                 self._store(place, compute(place, tensors))
         return self._outputs()
@@ -49,12 +50,11 @@ class Part:
             place, tensors = self._place(s, draws)
             self._store(place, compute(place, tensors))
         place, tensors = self._place(self.op.head, draws)
-        share: torch.Tensor = PARTIALS[place.step.kind][0](place, tensors)
-        return share
+        return COMBINED[place.step.kind].partial(place, tensors)
 
     def finish(self, combined: torch.Tensor, draws: Draws | None = None) -> list[torch.Tensor]:
         place, tensors = self._place(self.op.head, draws)
-        self._store(place, PARTIALS[place.step.kind][1](place, tensors, combined))
+        self._store(place, COMBINED[place.step.kind].finish(place, tensors, combined))
         for s in range(self.op.head + 1, len(self.op.steps)):
             place, tensors = self._place(s, draws)
             self._store(place, compute(place, tensors))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from .table import Call, Partial, Rule, times
+from ..errors import GraphError
+from .notation import Map
+from .table import Call, Extents, Partial, Rule, times
 
 
 def _matmul(call: Call) -> str:
@@ -14,7 +16,68 @@ def _matmul(call: Call) -> str:
     return f"{left}, {right} -> {'' if a == 1 and b <= 2 else '*b'} {'m' if a > 1 else ''} {'n' if b > 1 else ''}"
 
 
+def _add_product(call: Call) -> str:
+    names = ["b", "row", "channel"] if call.kind == "baddbmm" else ["row", "channel"]
+    added = " ".join(names[len(names) - len(call.shapes[0]) :])
+    batch = " ".join(names[:-2])
+    return f"{added}, {batch} row {{in}}, {batch} {{in}} channel -> {' '.join(names)}"
+
+
+def _einsum(call: Call) -> str:
+    """The equation is the rule; letters that only inputs have are contracted."""
+    left, arrow, right = call.args["equation"].replace(" ", "").partition("->")
+    if not arrow or any(len(set(part.replace(".", ""))) < len(part.replace(".", "")) for part in left.split(",")):
+        raise GraphError(f"the equation {call.args['equation']!r} has no rule")
+
+    def side(text: str, contracted: bool) -> str:
+        rest, _, tail = text.partition("...")
+        names = [f"{{{c}}}" if contracted and c not in right else c for c in rest]
+        more = [f"{{{c}}}" if contracted and c not in right else c for c in tail]
+        return " ".join([*names, *(["*b"] if "..." in text else []), *more])
+
+    return ", ".join(side(part, True) for part in left.split(",")) + " -> " + side(right, False)
+
+
+def _attention(call: Call) -> str:
+    """Causal: a row needs the keys up to itself. Grouped queries: `rep` query heads share a key head."""
+    rank = len(call.shape("query"))
+    outer = ["sample", "head"][4 - rank :] if rank <= 4 else ["*b"]
+    heads = [*outer[:-1], "(head rep)"] if call.args["enable_gqa"] and outer[-1:] == ["head"] else outer
+    key = "[length]" if call.args["is_causal"] else "key"
+    keys, queries = " ".join(outer), " ".join(heads)
+    line = f"{queries} length d, {keys} {key} d, {keys} {key} dv"
+    if "attn_mask" in call.slots:
+        names = [*heads, "length", "key"]
+        line += ", " + " ".join(names[len(names) - len(call.shape("attn_mask")) :])
+    return f"{line} -> {queries} length dv"
+
+
+def _attention_sizes(call: Call) -> dict[str, int]:
+    if not call.args["enable_gqa"] or len(call.shape("query")) != 4:
+        return {}
+    heads = call.shape("key")[-3]
+    return {"head": heads, "rep": call.shape("query")[-3] // heads}
+
+
+def _attention_flops(extents: Extents) -> int:
+    keys = extents.get("key", extents["length"])
+    widths = extents["d"] + extents["dv"]
+    rows = prod(n for name, n in extents.items() if name not in ("key", "d", "dv"))
+    return 2 * rows * keys * widths
+
+
 RULES = {
+    "addmm": Rule(_add_product, partial=Partial(finish=lambda call: True), flops=times(2), heavy=True),
+    "baddbmm": Rule(_add_product, partial=Partial(finish=lambda call: True), flops=times(2), heavy=True),
+    "einsum": Rule(_einsum, partial=Partial(), flops=times(2), heavy=True),
+    "scaled_dot_product_attention": Rule(
+        _attention,
+        sizes=_attention_sizes,
+        maps=lambda call: {"length": Map((0, 0, 1), (1, 0, 1))},
+        flops=_attention_flops,
+        heavy=True,
+        name="attention",
+    ),
     "linear": Rule(
         "*b {in}, channel {in}, channel -> *b channel",
         slots=("input", "weight", "bias"),

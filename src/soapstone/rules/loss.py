@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .table import Call, Partial, Rule, times
 
-MEAN, SUM = 1, 2  # torch's numbers for reduction
+NONE, MEAN, SUM, BATCH_MEAN = 0, 1, 2, 3  # torch's numbers for reduction, and kl_div's batchmean
 
 
 def reduced_axes(call: Call) -> list[int]:
@@ -35,21 +35,41 @@ def _cross_entropy(call: Call) -> str:
 
 
 def _elementwise_loss(call: Call) -> str:
-    if call.args["reduction"] in (MEAN, SUM):
-        return "{*b}, {*b} ->"
-    return "*b, *b -> *b"
+    count = len(call.shapes)
+    return (
+        ", ".join(["*b"] * count) + " -> *b" if call.args["reduction"] == NONE else ", ".join(["{*b}"] * count) + " ->"
+    )
 
+
+def _whole_reduction(call: Call) -> str:
+    """Reductions that do not combine here: the reduced axes are needed whole."""
+    axes = reduced_axes(call)
+    left = [f"r{i}!" if i in axes else f"x{i}" for i in range(len(call.shapes[0]))]
+    kept = [("1" if call.args.get("keepdim") else "") if i in axes else f"x{i}" for i in range(len(left))]
+    out = " ".join(kept)
+    return f"{' '.join(left)} -> {', '.join([out] * len(call.outputs))}"
+
+
+_ELEMENTWISE = Rule(_elementwise_loss, partial=Partial(), heavy=True)
+_CLASSES = Rule(
+    _cross_entropy,
+    slots=("self", "target", "weight"),
+    partial=Partial(spans=(), factor=2, finish=lambda call: True),
+    flops=times(4),
+    heavy=True,
+    name="cross_entropy",
+)
+
+_BY_CLASS = ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
+_BY_ELEMENT = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div")
+_BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+_EXTREMES = ("amax", "amin", "argmax", "argmin", "any", "all", "max", "min", "median")
+_OTHERS = ("prod", "var", "std", "logsumexp", "linalg_vector_norm", "norm")
 
 RULES = {
     "sum": Rule(_reduction, partial=Partial(), heavy=True),
     "mean": Rule(_reduction, partial=Partial(), heavy=True),
-    "cross_entropy_loss": Rule(
-        _cross_entropy,
-        slots=("self", "target", "weight"),
-        partial=Partial(spans=(), factor=2, finish=lambda call: True),
-        flops=times(4),
-        name="cross_entropy",
-        heavy=True,
-    ),
-    "mse_loss": Rule(_elementwise_loss, partial=Partial(), heavy=True),
+    **dict.fromkeys(_BY_CLASS, _CLASSES),
+    **dict.fromkeys(_BY_ELEMENT + _BINARY, _ELEMENTWISE),
+    **dict.fromkeys(_EXTREMES + _OTHERS, Rule(_whole_reduction, heavy=True)),
 }

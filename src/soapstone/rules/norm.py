@@ -5,9 +5,25 @@ from __future__ import annotations
 from .table import Call, Partial, Rule, times
 
 
-def _softmax(call: Call) -> str:
-    names = [f"x{i}!" if i == call.axis() else f"x{i}" for i in range(len(call.shapes[0]))]
-    return f"{' '.join(names)} -> {' '.join(names)}"
+def _normalised(call: Call) -> str:
+    """Layer and RMS norm: the normalised axes are needed whole."""
+    inner = " ".join(f"n{i}!" for i in range(len(call.args["normalized_shape"])))
+    return ", ".join([f"*b {inner}"] + [inner] * (len(call.shapes) - 1)) + f" -> *b {inner}"
+
+
+def _group_norm(call: Call) -> str:
+    spatial = " ".join(f"s{i}!" for i in range(len(call.shapes[0]) - 2))
+    affine = ", ".join(["(group c!)"] * 2)
+    return f"sample (group c!) {spatial}, {affine} -> sample (group c!) {spatial}"
+
+
+def _along(call: Call) -> str:
+    """Ops along some axes that keep their shape: those axes are needed whole."""
+    rank = len(call.shapes[0])
+    given = call.args.get("dim", call.args.get("dims", -1))
+    axes = {axis % max(rank, 1) for axis in ([given] if isinstance(given, int) else given)}
+    names = " ".join(f"x{i}!" if i in axes else f"x{i}" for i in range(rank))
+    return f"{names} -> {', '.join([names] * len(call.outputs))}"
 
 
 _BATCH_NORM = Rule(
@@ -21,10 +37,17 @@ _BATCH_NORM = Rule(
 
 RULES = {
     "_native_batch_norm_legit_functional": _BATCH_NORM,
-    "softmax": Rule(_softmax),
-    "_softmax": Rule(_softmax),
-    "log_softmax": Rule(_softmax),
-    "_log_softmax": Rule(_softmax),
+    "layer_norm": Rule(_normalised, flops=times(8), heavy=True),
+    "rms_norm": Rule(_normalised, flops=times(5), heavy=True),
+    "group_norm": Rule(
+        _group_norm,
+        slots=("input", "weight", "bias"),
+        sizes=lambda call: {"group": int(call.args["num_groups"])},
+        flops=times(8),
+        heavy=True,
+    ),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), Rule(_along)),
+    **dict.fromkeys(("cumsum", "cumprod", "flip", "sort"), Rule(_along)),
     "dropout": Rule("*b -> *b", name="dropout"),
     "native_dropout": Rule("*b -> *b", name="dropout"),
 }

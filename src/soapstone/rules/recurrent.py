@@ -9,7 +9,38 @@ def _lstm_flops(extents: Extents) -> int:
     return 8 * extents["sample"] * extents["hidden"] * (extents["in"] + extents["state"])
 
 
+def _cell(gates: int) -> Rule:
+    rows = f"({gates} hidden)" if gates > 1 else "hidden"
+    return Rule(
+        f"sample in, sample state, {rows} in, {rows} state, {rows}, {rows} -> sample hidden",
+        slots=("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh"),
+        flops=lambda e: 2 * gates * e["sample"] * e["hidden"] * (e["in"] + e["state"]),
+        heavy=True,
+    )
+
+
+def _chunk(gates: int, states: tuple[str, ...]) -> Rule:
+    """Several time steps as one op, which only splits by sample."""
+    weights = "rows in, rows state, rows, rows"
+    given = ", ".join(["sample state"] * len(states))
+    outputs = ", ".join(["time! sample hidden!"] + ["sample hidden!"] * len(states))
+    return Rule(
+        f"time! sample in, {given}, {weights} -> {outputs}",
+        slots=("input", *states, "w_ih", "w_hh", "b_ih", "b_hh"),
+        flops=lambda extents: (
+            2 * extents["time"] * extents["sample"] * extents["rows"] * (extents["in"] + extents["state"])
+        ),
+        heavy=True,
+        name="lstm" if gates == 4 else "gru",
+    )
+
+
 RULES = {
+    "gru_cell": _cell(3),
+    "rnn_tanh_cell": _cell(1),
+    "rnn_relu_cell": _cell(1),
+    "lstm_chunk": _chunk(4, ("hx.0", "hx.1")),
+    "gru_chunk": _chunk(3, ("hx",)),
     "lstm_cell": Rule(
         "sample in, sample state, sample hidden, (4 hidden) in, (4 hidden) state, (4 hidden), (4 hidden)"
         " -> sample hidden, sample hidden",

@@ -137,6 +137,51 @@ def _expand(call: Call) -> str:
     return "*b -> *b" if extra == 0 else f"*b -> {' '.join(f'new{i}' for i in range(extra))} *b"
 
 
+def _repeat(call: Call) -> str:
+    """An axis repeated whole is (new x), one with each element repeated is (x new)."""
+    out, rank = len(call.outputs[0]), len(call.shapes[0])
+    names = [f"x{i}" for i in range(rank)]
+    if call.kind == "repeat_interleave":
+        axis = call.axis()
+        return f"{' '.join(names)} -> {' '.join(f'({n} new)' if i == axis else n for i, n in enumerate(names))}"
+    extra = [f"new{i}" for i in range(out - rank)]
+    repeated = [f"(new{out - rank + i} {n})" for i, n in enumerate(names)]
+    return f"{' '.join(names)} -> {' '.join(extra + repeated)}"
+
+
+def _repeat_sizes(call: Call) -> dict[str, int]:
+    if call.kind == "repeat_interleave":
+        return {"new": int(call.args["repeats"])}
+    return {f"new{i}": n for i, n in enumerate(call.args["repeats"])}
+
+
+def _padded_axes(call: Call) -> dict[int, int]:
+    """The axes that a padding touches, and how much comes before."""
+    rank, given = len(call.shapes[0]), call.args["pad"]
+    return {rank - 1 - i: given[2 * i] for i in range(len(given) // 2)}
+
+
+def _pad(call: Call) -> str:
+    padded = _padded_axes(call)
+    left = [f"[x{i}]" if i in padded else f"x{i}" for i in range(len(call.shapes[0]))]
+    return f"{' '.join(left)} -> {' '.join(f'x{i}' for i in range(len(left)))}"
+
+
+def _upsample_maps(call: Call) -> dict[str, Map]:
+    """Output k copies input floor(k in / out)."""
+    names = ("height", "width") if call.kind.endswith("2d") else ("length",)
+    sizes = zip(names, call.shapes[0][-len(names) :], call.outputs[0][-len(names) :])
+    return {name: Map((inner, 0, outer), (inner, 1 - inner, outer)) for name, inner, outer in sizes}
+
+
+def _index(call: Call) -> str:
+    """One axis is picked from by an index; it is needed whole."""
+    axis = int(call.args["axis"])
+    left = [f"picked{i}" if i == axis else f"x{i}" for i in range(len(call.shapes[0]))]
+    out = ["*j" if i == axis else f"x{i}" for i in range(len(left))]
+    return f"{' '.join(left)}, *j -> {' '.join(out)}"
+
+
 _VIEW = Rule(_view, sizes=lambda call: {} if prod(call.shapes[0]) == 0 else _view_names(call)[2], shape=True)
 _PERMUTE = Rule(_permute, shape=True)
 
@@ -159,4 +204,13 @@ RULES = {
         shape=True,
     ),
     "expand": Rule(_expand, shape=True),
+    "repeat": Rule(_repeat, sizes=_repeat_sizes, shape=True),
+    "repeat_interleave": Rule(_repeat, sizes=_repeat_sizes, shape=True),
+    "constant_pad_nd": Rule(
+        _pad,
+        maps=lambda call: {f"x{i}": Map((1, -n, 1), (1, -n, 1)) for i, n in _padded_axes(call).items()},
+    ),
+    "upsample_nearest1d": Rule("*b [length] -> *b length", maps=_upsample_maps),
+    "upsample_nearest2d": Rule("*b [height] [width] -> *b height width", maps=_upsample_maps),
+    "index": Rule(_index),
 }

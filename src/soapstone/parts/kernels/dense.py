@@ -1,0 +1,79 @@
+"""Products, look-ups and attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..place import Place, Tensors, call, combined, compute, kernel
+
+
+@combined("matmul", "mm", "bmm", "einsum", "sum", "mean", "embedding", "mse_loss", "l1_loss", "smooth_l1_loss",
+          "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")  # fmt: skip
+class _Sum:
+    """The partial is the result, up to a sum."""
+
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor:
+        result: torch.Tensor = compute(place, inputs)
+        return result
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
+        return total
+
+
+@combined("linear")
+class _Linear:
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor:
+        return F.linear(inputs["input"], inputs["weight"])
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
+        return total + inputs["bias"] if "bias" in inputs else total
+
+
+@combined("addmm", "baddbmm")
+class _AddProduct:
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor:
+        a, b = ("mat1", "mat2") if place.step.kind == "addmm" else ("batch1", "batch2")
+        return torch.matmul(inputs[a], inputs[b]) * float(place.args["alpha"])
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
+        return total + inputs["self"] * float(place.args["beta"])
+
+
+@kernel("embedding")
+def _embedding(place: Place, inputs: Tensors) -> torch.Tensor:
+    """Rows that this part has; zeros for the others, which another part looks up."""
+    lo, hi = place.interval("vocab")
+    indices = inputs["indices"]
+    inside = (indices >= lo) & (indices < hi)
+    rows = F.embedding(torch.where(inside, indices - lo, 0), inputs["weight"])
+    rows = rows if hi - lo == place.size("vocab") else rows * inside[..., None].to(rows.dtype)
+    padding = place.args["padding_idx"]
+    if padding >= 0:  # this row gets no gradient
+        rows = torch.where((indices == padding)[..., None], rows.detach(), rows)
+    return rows
+
+
+@kernel("scaled_dot_product_attention")
+def _attention(place: Place, inputs: Tensors) -> torch.Tensor:
+    """Causal parts attend to the keys up to their own last row; the triangle starts at their first."""
+    q, k, v, mask = inputs["query"], inputs["key"], inputs["value"], inputs.get("attn_mask")
+    gqa = bool(place.args["enable_gqa"]) and q.shape[-3] != k.shape[-3]
+    if place.args["is_causal"]:
+        lo, hi = place.interval("length")
+        rows, keys = torch.arange(lo, hi)[:, None], torch.arange(k.shape[-2])[None, :]
+        mask = keys <= rows
+    scale = place.args["scale"]
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, False, scale=scale, enable_gqa=gqa)
+
+
+@kernel("einsum")
+def _einsum(place: Place, inputs: Tensors) -> torch.Tensor:
+    result: torch.Tensor = call(place, inputs)
+    return result

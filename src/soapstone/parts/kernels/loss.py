@@ -1,0 +1,86 @@
+"""Losses and reductions on a part of the batch; a mean divides by the whole count."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+
+from ...rules.loss import BATCH_MEAN, MEAN, NONE
+from ..place import Place, Tensors, combined, kernel
+
+
+@kernel("mean")
+def _mean(place: Place, inputs: Tensors) -> torch.Tensor:
+    reduced = prod(d.size for d in place.step.dims if d.name.startswith("r"))
+    total: torch.Tensor = _total(place, inputs)
+    return total / reduced
+
+
+@kernel("sum")
+def _total(place: Place, inputs: Tensors) -> torch.Tensor:
+    dims = place.args.get("dim") or None
+    keep = bool(place.args.get("keepdim"))
+    return torch.sum(inputs["self"], dims, keepdim=keep, dtype=place.argument("dtype"))
+
+
+@kernel("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+        "binary_cross_entropy_with_logits", "kl_div")  # fmt: skip
+def _elementwise_loss(place: Place, inputs: Tensors) -> torch.Tensor:
+    each = _each(place, inputs)
+    reduction = place.args["reduction"]
+    if reduction == NONE:
+        return each
+    whole = prod(dim.size for dim in place.step.dims)
+    if reduction == BATCH_MEAN:
+        whole = place.step.dims[0].size
+    return each.sum() / whole if reduction in (MEAN, BATCH_MEAN) else each.sum()
+
+
+def _each(place: Place, inputs: Tensors) -> torch.Tensor:
+    """The loss of each element."""
+    x, target, args = inputs["self"], inputs["target"], place.args
+    match place.step.kind:
+        case "mse_loss":
+            return (x - target) ** 2
+        case "l1_loss":
+            return (x - target).abs()
+        case "smooth_l1_loss":
+            return F.smooth_l1_loss(x, target, reduction="none", beta=args["beta"])
+        case "huber_loss":
+            return F.huber_loss(x, target, reduction="none", delta=args["delta"])
+        case "kl_div":
+            return F.kl_div(x, target, reduction="none", log_target=args["log_target"])
+        case "binary_cross_entropy":
+            return F.binary_cross_entropy(x, target, inputs.get("weight"), reduction="none")
+    weight, positive = inputs.get("weight"), inputs.get("pos_weight")
+    return F.binary_cross_entropy_with_logits(x, target, weight, reduction="none", pos_weight=positive)
+
+
+@combined("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
+class _CrossEntropy:
+    """(sum, weight) over the samples of a part; the finish divides."""
+
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor:
+        scores, target, weight = inputs["self"], inputs["target"], inputs.get("weight")
+        smoothing = place.args.get("label_smoothing", 0.0)
+        if target.is_floating_point():
+            total = F.cross_entropy(scores, target, weight, reduction="sum", label_smoothing=smoothing)
+            return torch.stack([total, total.new_tensor(target.numel() / scores.shape[min(scores.ndim - 1, 1)])])
+        ignore = place.args["ignore_index"]
+        if place.step.kind == "cross_entropy_loss":
+            total = F.cross_entropy(
+                scores, target, weight, ignore_index=ignore, reduction="sum", label_smoothing=smoothing
+            )
+        else:
+            total = F.nll_loss(scores, target, weight, ignore_index=ignore, reduction="sum")
+        counted = target != ignore
+        if weight is None:
+            return torch.stack([total, counted.sum().to(total)])
+        return torch.stack([total, (weight[torch.where(counted, target, 0)] * counted).sum().to(total)])
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
+        return total[0] / total[1] if place.args["reduction"] == MEAN else total[0]

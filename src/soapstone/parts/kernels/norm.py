@@ -1,0 +1,60 @@
+"""Normalisation and dropout."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..place import Place, Tensors, combined, kernel
+
+
+@kernel("dropout", "native_dropout")
+def _dropout(place: Place, inputs: Tensors) -> torch.Tensor:
+    x, p = next(iter(inputs.values())), float(place.args["p"])
+    if p == 0 or not place.args["train"]:
+        return x
+    if p == 1:
+        return x * 0
+    assert place.draws is not None
+    return x * place.draws.keep(place).to(x.dtype) / (1 - p)
+
+
+@kernel("group_norm")
+def _group_norm(place: Place, inputs: Tensors) -> torch.Tensor:
+    weight, bias = inputs.get("weight"), inputs.get("bias")
+    return F.group_norm(inputs["input"], place.extent("group"), weight, bias, place.args["eps"])
+
+
+@combined("_native_batch_norm_legit_functional")
+class _BatchNorm:
+    """(count, mean, M2) of each part, merged by Chan's formula: sums of squares would lose digits."""
+
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor:
+        x = inputs["input"]
+        axes = [i for i in range(x.ndim) if i != 1]
+        mean = x.mean(axes)
+        second = ((x - mean.view(_channels(x))) ** 2).sum(axes)
+        return torch.stack([torch.full_like(mean, x.numel() // x.shape[1]), mean, second])
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
+        counts, means, seconds = total.unbind(1)
+        count = counts.detach().sum(0)
+        mean = (counts * means).sum(0) / count
+        variance = (seconds + counts * (means - mean) ** 2).sum(0) / count
+        x, eps = inputs["input"], place.args["eps"]
+        scale = torch.rsqrt(variance + eps)
+        if "weight" in inputs:
+            scale = scale * inputs["weight"]
+        y = (x - mean.view(_channels(x))) * scale.view(_channels(x))
+        if "running_mean" in inputs:
+            momentum = place.args["momentum"]
+            unbiased = variance.detach() * count / (count - 1).clamp(min=1)
+            place.updates[3] = torch.lerp(inputs["running_mean"], mean.detach(), momentum)
+            place.updates[4] = torch.lerp(inputs["running_var"], unbiased, momentum)
+        return y + inputs["bias"].view(_channels(x)) if "bias" in inputs else y
+
+
+def _channels(x: torch.Tensor) -> list[int]:
+    return [1, -1] + [1] * (x.ndim - 2)

@@ -1,0 +1,118 @@
+"""Where a kernel runs: one step of one part. And the table of kernels, which the families fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import torch
+
+from ..graph import Step
+from .frames import Box, lengths
+
+Tensors = dict[str, torch.Tensor]  # by slot
+
+
+class Draws(Protocol):
+    """Where dropout masks come from."""
+
+    def keep(self, place: Place) -> torch.Tensor:
+        """Which of the part's elements stay."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """One step of one part: which of its dims and of each input it has."""
+
+    step: Step
+    dims: Box
+    needs: Sequence[Box]
+    draws: Draws | None = None
+    updates: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def args(self) -> dict[str, Any]:
+        return self.step.args
+
+    def shape(self, output: int = 0) -> list[int]:
+        """The local shape of an output."""
+        extents = lengths(self.dims)
+        return [prod(extents[d] for d in axis) for axis in self.step.writes[output]]
+
+    def interval(self, name: str) -> tuple[int, int]:
+        return next(box for dim, box in zip(self.step.dims, self.dims) if dim.name == name)
+
+    def has(self, name: str) -> bool:
+        return any(dim.name == name for dim in self.step.dims)
+
+    def size(self, name: str) -> int:
+        """The whole size of a dim, all its factors together."""
+        return prod(dim.size for dim in self.step.dims if dim.name == name)
+
+    def extent(self, name: str) -> int:
+        return self.step.sizes(list(self.dims))[name]
+
+    def argument(self, name: str) -> Any:
+        """An argument as torch takes it."""
+        return plain_to_torch(self.args.get(name))
+
+
+class Combined(Protocol):
+    """A partial, and what is left to do once it is whole."""
+
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor: ...
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor: ...
+
+
+Kernel = Callable[[Place, Tensors], Any]
+KERNELS: dict[str, Kernel] = {}
+COMBINED: dict[str, type[Combined]] = {}
+
+
+def kernel(*kinds: str) -> Callable[[Kernel], Kernel]:
+    """Register what these kinds of step compute; a kind without a kernel calls torch's own op."""
+
+    def register(function: Kernel) -> Kernel:
+        KERNELS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+def combined(*kinds: str) -> Callable[[type[Combined]], type[Combined]]:
+    def register(functions: type[Combined]) -> type[Combined]:
+        COMBINED.update(dict.fromkeys(kinds, functions))
+        return functions
+
+    return register
+
+
+def compute(place: Place, inputs: Tensors) -> Any:
+    """What the step makes of its local inputs."""
+    return (KERNELS.get(place.step.kind, call) if place.step.ruled else call)(place, inputs)
+
+
+def call(place: Place, inputs: Tensors) -> Any:
+    """torch's own op, its lists put together again."""
+    step = place.step
+    overload = getattr(getattr(torch.ops.aten, step.kind), step.overload or "default")
+    arguments: dict[str, Any] = {name: plain_to_torch(value) for name, value in step.args.items()}
+    for slot, tensor in inputs.items():
+        name, dot, _ = slot.partition(".")
+        if dot:
+            arguments.setdefault(name, []).append(tensor)
+        else:
+            arguments[name] = tensor
+    return overload(**arguments)
+
+
+def plain_to_torch(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    return value
