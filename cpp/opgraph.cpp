@@ -1,6 +1,7 @@
 #include "opgraph.hpp"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 
 namespace soapstone {
@@ -58,7 +59,7 @@ void require_index(Index index, size_t size, const char* what) {
 int64_t axis_size(const Sizes& axis) {
   int64_t product = 1;
   for (const int64_t size : axis) {
-    require(size >= 0 && size < (int64_t{1} << 40), "a size is out of range");
+    require(size >= 1 && size < (int64_t{1} << 40) / product, "a size is out of range");
     product *= size;
   }
   return product;
@@ -97,7 +98,22 @@ void check_step(const Op& op, const Step& step) {
   }
 }
 
+void check_order(const Op& op) {
+  std::vector<bool> made(op.values.size(), false);
+  for (const auto& input : op.inputs) made[input.value] = true;
+  for (const auto& step : op.steps) {
+    for (const int32_t value : step.inputs) require(made[value], "a step reads a value before it is made");
+    for (const int32_t value : step.outputs) {
+      require(!made[value], "a value is made twice");
+      made[value] = true;
+    }
+  }
+  for (const auto& output : op.outputs) require(made[output.value], "an op gives out a value that is not made");
+}
+
 void check_op(const Op& op, size_t num_tensors) {
+  for (const auto& factoring : op.values)
+    for (const auto& axis : factoring) axis_size(axis);
   for (const auto& step : op.steps) check_step(op, step);
   require_index(op.head, op.steps.size(), "an op's head is not one of its steps");
   for (const int32_t dim : op.combine.dims)
@@ -112,11 +128,15 @@ void check_op(const Op& op, size_t num_tensors) {
       require_index(tensor, num_tensors, "an op names a tensor that is not there");
       require_index(value, op.values.size(), "an op names a value that is not there");
     }
+  std::set<std::pair<int32_t, int32_t>> own;
+  for (const auto& dim : op.dims) require(own.emplace(dim.step, dim.step_dim).second, "an op has a dim twice");
+  check_order(op);
 }
 
 }  // namespace
 
 int32_t Graph::add_tensor(Source source, int64_t item_size, bool grad, const Factoring& axes) {
+  for (const auto& axis : axes) axis_size(axis);
   Tensor tensor;
   tensor.source = source;
   tensor.item_size = item_size;
@@ -131,15 +151,19 @@ int32_t Graph::add_op(Op op) {
   for (const auto* operands : {&op.inputs, &op.outputs})
     for (const auto& [tensor, value] : *operands)
       require_alike(tensors[tensor].factoring, op.values[value], "a value does not fit its tensor");
+  for (const auto& input : op.inputs)
+    require(tensors[input.tensor].source != Source::op || tensors[input.tensor].producer >= 0,
+            "an op reads a tensor before it is made");
   const auto index = static_cast<int32_t>(ops.size());
   for (size_t i = 0; i < op.outputs.size(); ++i) {
-    auto& tensor = tensors.at(op.outputs[i].tensor);
+    auto& tensor = tensors[op.outputs[i].tensor];
+    require(tensor.source == Source::op && tensor.producer < 0, "a tensor is made twice, or is not an op's");
     tensor.producer = index;
     tensor.output = static_cast<int32_t>(i);
     tensor.factoring = refine(op.values[op.outputs[i].value], op.values[op.outputs[i].value]);
   }
   for (size_t i = 0; i < op.inputs.size(); ++i) {
-    auto& tensor = tensors.at(op.inputs[i].tensor);
+    auto& tensor = tensors[op.inputs[i].tensor];
     tensor.readers.emplace_back(index, static_cast<int32_t>(i));
     tensor.factoring = refine(tensor.factoring, op.values[op.inputs[i].value]);
   }

@@ -13,15 +13,15 @@ namespace {
 
 enum Phase : uint64_t { forward_phase, backward_phase, sync_phase, update_phase };
 
-// phase 2 bits, op 18, kind 3, slot 5, major 18, minor 18.
+// phase 2 bits, op 16, kind 3, slot 7, major 18, minor 18.
 uint64_t pack(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) {
-  constexpr int64_t wide = 1 << 18, narrow = 1 << 5;
-  if (op >= wide || slot >= narrow || major >= wide || minor >= wide)
+  constexpr int64_t wide = 1 << 18, most_ops = 1 << 16, most_slots = 1 << 7;
+  if (op >= most_ops || slot >= most_slots || major >= wide || minor >= wide)
     throw std::invalid_argument(
-        "the task graph has more than 2^18 ops, parts or devices, or more than 32 outputs an op");
-  uint64_t key = phase << 18 | static_cast<uint64_t>(op);
+        "the task graph has more than 2^16 ops, 2^18 parts or devices, or 128 outputs of one op");
+  uint64_t key = phase << 16 | static_cast<uint64_t>(op);
   key = key << 3 | static_cast<uint64_t>(kind);
-  key = key << 5 | static_cast<uint64_t>(slot);
+  key = key << 7 | static_cast<uint64_t>(slot);
   key = key << 18 | static_cast<uint64_t>(major);
   return key << 18 | static_cast<uint64_t>(minor);
 }
@@ -58,6 +58,9 @@ TaskGraph::TaskGraph(const Graph& graph, const Topology& topology, std::vector<C
       bucket_bytes_(bucket_bytes),
       layouts_(graph.ops.size()),
       piece_readers_(graph.tensors.size()) {
+  for (const auto& tensor : graph.tensors)
+    if (tensor.source == Source::op && tensor.producer < 0)
+      throw std::invalid_argument("no op makes one of the tensors");
   const auto num_ops = static_cast<int32_t>(graph.ops.size());
   const auto num_tensors = static_cast<int32_t>(graph.tensors.size());
   for (int32_t op = 0; op < num_ops; ++op) lay_out(op);
@@ -65,8 +68,8 @@ TaskGraph::TaskGraph(const Graph& graph, const Topology& topology, std::vector<C
   for (int32_t op = 0; op < num_ops; ++op) add_backward(op);
   for (int32_t tensor = 0; tensor < num_tensors; ++tensor) add_flows(tensor);
   for (size_t flow = 0; flow < flows.size(); ++flow) {
-    add_forward_transfer(static_cast<int32_t>(flow));
-    add_gradient(static_cast<int32_t>(flow));
+    connect(static_cast<int32_t>(flow));
+    connect_gradient(static_cast<int32_t>(flow));
   }
   for (int32_t tensor = 0; tensor < num_tensors; ++tensor) add_pieces(tensor);
   add_syncs();
@@ -185,6 +188,14 @@ void TaskGraph::add_backward(int32_t op) {
   }
 }
 
+// What a part reads of one input, over the tensor's own dims.
+std::vector<Box> TaskGraph::read_boxes(int32_t op, int32_t part, int32_t input) const {
+  const auto& reader = graph_.ops[op];
+  const auto& [tensor, value] = reader.inputs[input];
+  const auto box = regions(reader, op_box(reader, strategy_[op].degrees, part)).values[value];
+  return project(box, reader.values[value], graph_.tensors[tensor].factoring);
+}
+
 void TaskGraph::add_flows(int32_t index) {
   const auto& tensor = graph_.tensors[index];
   if (tensor.source != Source::op) return;
@@ -200,11 +211,8 @@ void TaskGraph::add_flows(int32_t index) {
   }
   std::map<std::pair<int32_t, int32_t>, int32_t> index_of;  // (output part, device) -> flow
   for (const auto& [op, input] : tensor.readers) {
-    const auto& reader = graph_.ops[op];
-    const int32_t value = reader.inputs[input].value;
     for (int32_t part = 0; part < layouts_[op].num_parts; ++part) {
-      const auto box = regions(reader, op_box(reader, strategy_[op].degrees, part)).values[value];
-      const auto read = project(box, reader.values[value], tensor.factoring);
+      const auto read = read_boxes(op, part, input);
       auto& fetch = fetches[op][part][input];
       fetch.hull = hull(read);
       const int32_t device = strategy_[op].devices[part];
@@ -229,67 +237,57 @@ void TaskGraph::add_flows(int32_t index) {
   }
 }
 
-// The task after which a flow's part is whole on its source.
-int32_t TaskGraph::made_by(const Flow& flow) const {
+// The part that makes, or finishes, a flow's output part on its source.
+int32_t TaskGraph::part_on_source(const Flow& flow) const {
   const int32_t op = graph_.tensors[flow.tensor].producer;
-  const auto& layout = layouts_[op];
-  int32_t part = flow.part * layout.copies;
+  int32_t part = flow.part * layouts_[op].copies;
   while (strategy_[op].devices[part] != flow.source) ++part;
-  if (!layout.combines) return layout.forward[part];
-  const int32_t finish = layout.finish_forward[part];
-  return finish >= 0 ? finish : layout.combine_forward[layout.group_of[part]];
+  return part;
 }
 
-void TaskGraph::add_forward_transfer(int32_t index) {
-  auto& flow = flows[index];
+int32_t TaskGraph::add_transfer(int32_t index, bool backward, std::vector<int32_t> after) {
+  const auto& flow = flows[index];
   const auto& tensor = graph_.tensors[flow.tensor];
-  int32_t arrival = made_by(flow);
-  if (flow.source != flow.device) {
-    Task task;
-    task.kind = Kind::transfer;
-    task.op = tensor.producer;
-    task.part = flow.part;
-    task.flow = index;
-    task.devices = {flow.source, flow.device};
-    task.bytes = volume(flow.hull) * tensor.item_size;
-    task.latency = topology_.transfer(flow.source, flow.device, task.bytes, task.holds);
-    task.after = {arrival};
-    const uint64_t packed = key(task, task.op, tensor.output, flow.part, flow.device);
-    arrival = flow.forward = push(std::move(task), packed);
-  }
-  for (const auto& [op, part] : flow.readers) wait_for(layouts_[op].forward[part], arrival);
+  Task task;
+  task.kind = Kind::transfer;
+  task.op = tensor.producer;
+  task.part = flow.part;
+  task.flow = index;
+  task.backward = backward;
+  task.devices = {flow.source, flow.device};
+  if (backward) std::swap(task.devices[0], task.devices[1]);
+  task.bytes = volume(flow.hull) * tensor.item_size;
+  task.latency = topology_.transfer(task.devices[0], task.devices[1], task.bytes, task.holds);
+  task.after = std::move(after);
+  const uint64_t packed = key(task, task.op, tensor.output, flow.part, flow.device);
+  return push(std::move(task), packed);
 }
 
-void TaskGraph::add_gradient(int32_t index) {
-  auto& flow = flows[index];
-  const auto& tensor = graph_.tensors[flow.tensor];
+// Readers wait for the task after which the part is whole on its source, or for its transfer.
+void TaskGraph::connect(int32_t index) {
+  const auto& layout = layouts_[graph_.tensors[flows[index].tensor].producer];
+  const int32_t part = part_on_source(flows[index]);
+  int32_t arrival = layout.combines ? layout.finish_forward[part] : layout.forward[part];
+  if (arrival < 0) arrival = layout.combine_forward[layout.group_of[part]];
+  if (flows[index].source != flows[index].device)
+    arrival = flows[index].forward = add_transfer(index, false, {arrival});
+  for (const auto& [op, reader] : flows[index].readers) wait_for(layouts_[op].forward[reader], arrival);
+}
+
+// The part's backward waits for its readers' gradients, or for the transfer of their sum.
+void TaskGraph::connect_gradient(int32_t index) {
+  const auto& tensor = graph_.tensors[flows[index].tensor];
   if (!tensor.grad) return;
   const auto& layout = layouts_[tensor.producer];
-  int32_t part = flow.part * layout.copies;
-  while (strategy_[tensor.producer].devices[part] != flow.source) ++part;
-  int32_t sink = layout.backward[part];
-  if (layout.combines)
-    sink = layout.finish_backward[part] >= 0 ? layout.finish_backward[part]
-                                             : layout.combine_backward[layout.group_of[part]];
+  const int32_t part = part_on_source(flows[index]);
+  int32_t sink = layout.combines ? layout.finish_backward[part] : layout.backward[part];
+  if (sink < 0) sink = layout.combine_backward[layout.group_of[part]];
   std::vector<int32_t> given;
-  for (const auto& [op, reader] : flow.readers)
+  for (const auto& [op, reader] : flows[index].readers)
     if (graph_.ops[op].backward) given.push_back(layouts_[op].backward[reader]);
   if (given.empty()) return;
-  if (flow.source != flow.device) {
-    Task task;
-    task.kind = Kind::transfer;
-    task.op = tensor.producer;
-    task.part = flow.part;
-    task.flow = index;
-    task.backward = true;
-    task.devices = {flow.device, flow.source};
-    task.bytes = volume(flow.hull) * tensor.item_size;
-    task.latency = topology_.transfer(flow.device, flow.source, task.bytes, task.holds);
-    task.after = std::move(given);
-    const uint64_t packed = key(task, task.op, tensor.output, flow.part, flow.device);
-    flow.backward = push(std::move(task), packed);
-    given = {flow.backward};
-  }
+  if (flows[index].source != flows[index].device)
+    given = {flows[index].backward = add_transfer(index, true, std::move(given))};
   for (const int32_t row : given) wait_for(sink, row);
 }
 
@@ -299,11 +297,8 @@ void TaskGraph::add_pieces(int32_t index) {
   std::map<int32_t, std::vector<Box>> reads;
   std::vector<std::tuple<int32_t, int32_t, std::vector<Box>>> parts;
   for (const auto& [op, input] : tensor.readers) {
-    const auto& reader = graph_.ops[op];
-    const int32_t value = reader.inputs[input].value;
     for (int32_t part = 0; part < layouts_[op].num_parts; ++part) {
-      const auto box = regions(reader, op_box(reader, strategy_[op].degrees, part)).values[value];
-      auto boxes = project(box, reader.values[value], tensor.factoring);
+      auto boxes = read_boxes(op, part, input);
       auto& fetch = fetches[op][part][input];
       fetch.hull = hull(boxes);
       auto& here = reads[strategy_[op].devices[part]];

@@ -17,7 +17,7 @@ struct Configuration {
   std::vector<int32_t> degrees, devices;
 };
 
-// Nanoseconds of one part; `finish_*` are the steps behind a combine, 0 where there is none.
+// Nanoseconds of one part; `finish_*` are the steps behind a combine and count only where there are any.
 struct PartTimes {
   int64_t forward = 1, backward = 1, finish_forward = 1, finish_backward = 1;
 };
@@ -79,8 +79,9 @@ class TaskGraph {
   void add_combines(int32_t op, bool backward);
   void add_compute(int32_t op, int32_t part, bool backward, bool finish, int64_t duration, std::vector<int32_t>& rows);
   void add_flows(int32_t tensor);
-  void add_forward_transfer(int32_t flow);
-  void add_gradient(int32_t flow);
+  void connect(int32_t flow);
+  void connect_gradient(int32_t flow);
+  int32_t add_transfer(int32_t flow, bool backward, std::vector<int32_t> after);
   void add_pieces(int32_t tensor);
   void add_syncs();
   void add_sync(const std::vector<std::pair<int32_t, int32_t>>& bucket);
@@ -88,7 +89,8 @@ class TaskGraph {
   void sort_by_key();
 
   int32_t push(Task task, uint64_t key);
-  int32_t made_by(const Flow&) const;
+  int32_t part_on_source(const Flow&) const;
+  std::vector<Box> read_boxes(int32_t op, int32_t part, int32_t input) const;
   void wait_for(int32_t row, int32_t other) { tasks[row].after.push_back(other); }
   uint64_t key(const Task&, int64_t op_order, int64_t slot, int64_t major, int64_t minor) const;
 

@@ -129,14 +129,19 @@ def _softmax(s: Site) -> Reads:
         yield "self", (*s.at[:axis], k, *s.at[axis + 1 :])
 
 
-def _cross_entropy(s: Site) -> Reads:
-    """A sample needs all its classes."""
-    num_samples, num_classes, *positions = s.shapes["self"]
-    spans = [s.along(f"s.{len(positions) - 1 - i}", n) for i, n in enumerate(positions)]
-    for sample, *where in product(s.along("sample", num_samples), *spans):
-        yield "target", (sample, *where)
-        for k in range(num_classes):
-            yield "self", (sample, k, *where)
+def _class_loss(s: Site) -> Reads:
+    """A sample's score needs its target and the part's classes."""
+    sample, *where = s.at
+    yield "target", s.at
+    for k in s.along("class", s.shapes["self"][1]):
+        yield "self", (sample, k, *where)
+
+
+def _class_mean(s: Site) -> Reads:
+    shape = s.shapes["self"]
+    for where in product(*(s.along(f"b.{len(shape) - 1 - i}", n) for i, n in enumerate(shape))):
+        yield "self", where
+        yield "target", where
 
 
 def _mse_loss(s: Site) -> Reads:
@@ -197,7 +202,8 @@ SEMANTICS: dict[str, Callable[[Site], Reads]] = {
     "_native_batch_norm_legit_functional": _batch_norm,
     "lstm_cell": _lstm_cell,
     "softmax": _softmax,
-    "cross_entropy_loss": _cross_entropy,
+    "class_loss": _class_loss,
+    "class_mean": _class_mean,
     "mse_loss": _mse_loss,
     "sum": _sum,
     "view": _view,

@@ -328,7 +328,8 @@ class Cases:
         return lambda x, w: F.max_pool1d(x * w, kernel, stride, kernel // 2), [x], [rand(1)]
 
     def max_pool3d(self, size: Draw, flag: Draw) -> Any:
-        return lambda x, w: F.max_pool3d(x * w, 2, size(1, 2)), [rand(2, 2, 4, 5, 4)], [rand(1)]
+        stride = size(1, 2)
+        return lambda x, w: F.max_pool3d(x * w, 2, stride), [rand(2, 2, 4, 5, 4)], [rand(1)]
 
     def avg_pool1d(self, size: Draw, flag: Draw) -> Any:
         kernel, stride, include = size(1, 4), size(1, 3), flag()
@@ -474,7 +475,7 @@ class Cases:
 
     def kl_div(self, size: Draw, flag: Draw) -> Any:
         shape, log = [size(1, 5) for _ in range(2)], flag()
-        reduction = ["mean", "sum", "batchmean"][size(0, 2)]
+        reduction = ["none", "sum", "batchmean"][size(0, 2)]
         target = rand(*shape).softmax(1)
 
         def loss(x: torch.Tensor, t: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -487,6 +488,25 @@ class Cases:
 
     def gru_chunk(self, size: Draw, flag: Draw) -> Any:
         return self._recurrent(nn.GRU, size, flag)
+
+    def rnn(self, size: Draw, flag: Draw) -> Any:
+        return self._recurrent(nn.RNN, size, flag)
+
+    def causal_fill(self, size: Draw, flag: Draw) -> Any:
+        shape = (size(1, 2), size(1, 3), size(1, 5), size(1, 3))
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q * w, k, v, dropout_p=0.3, is_causal=True)
+
+        return attend, [rand(*shape), rand(*shape), rand(*shape)], [rand(1)]
+
+    def embedding_bag(self, size: Draw, flag: Draw) -> Any:
+        bags, count, mode = size(1, 4), size(1, 3), "sum" if flag() else "mean"
+        ids = torch.randint(0, 5, (bags, count))
+        return lambda i, w: F.embedding_bag(i, w, mode=mode), [ids], [rand(5, 3)]
+
+    def local_batch_norm(self, size: Draw, flag: Draw) -> Any:
+        return self._native_batch_norm_legit_functional(size, flag)
 
     def _recurrent(self, kind: Any, size: Draw, flag: Draw) -> Any:
         net = kind(3, size(1, 4), size(1, 2), bias=flag(), batch_first=flag(), bidirectional=flag()).double()
@@ -521,6 +541,7 @@ SAME = {
     "cumsum": "cumprod",
     "max": "sort min median",
     "nll_loss": "nll_loss_nd nll_loss2d",
+    "cross_entropy_loss": "class_loss class_mean",
     "l1_loss": "smooth_l1_loss huber_loss",
     "binary_cross_entropy": "binary_cross_entropy_with_logits",
 }
@@ -551,7 +572,8 @@ def test_a_rule_in_parts_equals_the_whole(name: str, data: st.DataObject) -> Non
     function, inputs, parameters = getattr(Cases(), name)(size, flag)
     model = function if parameters is None else Function(function, *parameters)
     work = Workload(model, inputs, loss=loss_of)
-    graph = capture(work)
+    graph = capture(work, chunk=2 if "chunk" in name else 1)
+    assert bool(graph.unruled) == (name == "unruled"), graph.unruled
     for _ in range(3):
         check_ops(graph, work, lambda lo, hi: data.draw(st.integers(lo, hi), "degree"))
 

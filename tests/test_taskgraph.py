@@ -212,7 +212,9 @@ def combined_elements(op: Op, o: int, parts: list[int], sim: Simulation, expecte
         return len(parts) * 3 * int(channels)
     if op.kind in ("linear", "embedding"):  # the sum of each output element
         return len(np.unique(expected.makes[o][0][expected.points[o][parts[0]]]))
-    return {"cross_entropy": 2, "mse_loss": 1, "sum": 1}[op.kind]  # cross entropy: sum and count
+    if op.kind == "cross_entropy":  # six numbers for each sample, from every part
+        return len(parts) * 6 * len(np.unique(expected.makes[o][0][expected.points[o][parts[0]]]))
+    return {"loss_mean": 2, "mse_loss": 1, "sum": 1}[op.kind]  # a mean: sum and count
 
 
 @on_random_strategies
@@ -240,7 +242,8 @@ def test_combines_join_the_parts_that_differ_in_combinable_dims(name: str, spec:
     [
         ("mlp", "first", {"in": 2}, 6 * 11 * 8),
         ("cnn", "norm", {"sample": 3}, 3 * 3 * 6 * 8),
-        ("cnn", "cross_entropy", {"sample": 2}, 2 * 8),
+        ("cnn", "cross_entropy", {"class": 2}, 2 * 6 * 5 * 8),
+        ("cnn", "loss_mean", {"sample": 2}, 2 * 8),
         ("lstm", "embed", {"vocab": 3}, 5 * 3 * 6 * 8),
     ],
 )

@@ -174,6 +174,7 @@ class Settings:
 
     batch_dim: int = 0
     batch_norm: str = "global"
+    chunk: int = 1
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,14 @@ class Place:
     def interval(self, name: str) -> tuple[int, int]:
         return next(box for dim, box in zip(self.step.dims, self.dims) if dim.name == name)
 
+    def coordinates(self, name: str) -> torch.Tensor:
+        """Where along a dim, all its factors together, each local element lies."""
+        found = torch.zeros((), dtype=torch.int64)
+        for dim, (lo, hi) in zip(self.step.dims, self.dims):
+            if dim.name == name:
+                found = (found[..., None] * dim.size + torch.arange(lo, hi)).reshape(-1)
+        return found
+
     def has(self, name: str) -> bool:
         return any(dim.name == name for dim in self.step.dims)
 
@@ -104,9 +112,10 @@ def call(place: Place, inputs: Tensors) -> Any:
     overload = getattr(getattr(torch.ops.aten, step.kind), step.overload or "default")
     arguments: dict[str, Any] = {name: plain_to_torch(value) for name, value in step.args.items()}
     for slot, tensor in inputs.items():
-        name, dot, _ = slot.partition(".")
+        name, dot, place_in_list = slot.partition(".")
         if dot:
-            arguments.setdefault(name, []).append(tensor)
+            listed = arguments.setdefault(name, [])
+            listed += [None] * (int(place_in_list) - len(listed)) + [tensor]
         else:
             arguments[name] = tensor
     return overload(**arguments)

@@ -60,6 +60,21 @@ _CLASSES = Rule(
     name="cross_entropy",
 )
 
+_SCORED = Rule(
+    "sample {class} *s, sample *s, {class} -> sample *s",
+    slots=("self", "target", "weight"),
+    partial=Partial("gather", factor=6, finish=lambda call: True),
+    flops=times(4),
+    heavy=True,
+    name="cross_entropy",
+)
+_AVERAGED = Rule(
+    "{*b}, {*b}, class ->",
+    slots=("self", "target", "weight"),
+    partial=Partial(spans=(), factor=2, finish=lambda call: True),
+    heavy=True,
+    name="loss_mean",
+)
 _BY_CLASS = ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
 _BY_ELEMENT = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div")
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -70,6 +85,8 @@ RULES = {
     "sum": Rule(_reduction, partial=Partial(), heavy=True),
     "mean": Rule(_reduction, partial=Partial(), heavy=True),
     **dict.fromkeys(_BY_CLASS, _CLASSES),
+    "class_loss": _SCORED,
+    "class_mean": _AVERAGED,
     **dict.fromkeys(_BY_ELEMENT + _BINARY, _ELEMENTWISE),
     **dict.fromkeys(_EXTREMES + _OTHERS, Rule(_whole_reduction, heavy=True)),
 }

@@ -35,7 +35,17 @@ _BATCH_NORM = Rule(
     heavy=True,
 )
 
+_LOCAL_BATCH_NORM = Rule(
+    "sample channel *s, channel, channel, channel, channel -> sample channel *s",
+    slots=_BATCH_NORM.slots,
+    flops=times(8),
+    heavy=True,
+    name="batch_norm",
+)
+
 RULES = {
+    "local_batch_norm": _LOCAL_BATCH_NORM,
+    "causal_fill": Rule("*b length key -> *b length key"),
     "_native_batch_norm_legit_functional": _BATCH_NORM,
     "layer_norm": Rule(_normalised, flops=times(8), heavy=True),
     "rms_norm": Rule(_normalised, flops=times(5), heavy=True),

@@ -12,7 +12,7 @@ from ..errors import RankError
 from ..graph import Op, OperatorGraph
 
 # Steps that look elements up by the indices in one of their inputs, and the dim that these count.
-_LOOKUPS = {"embedding": ("indices", "vocab"), "cross_entropy_loss": ("target", "class")}
+_LOOKUPS = {"embedding": ("indices", "vocab"), "class_loss": ("target", "class"), "nll_loss_nd": ("target", "class")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from .. import _core
 from ..graph import Op, Operand, OperatorGraph, Settings, Step, Tensor, Value
 from ..rules import UNRULED
 from .dims import dims_of
-from .export import Trace
 from .fusion import Group, fuse
 from .names import label, name_dims, name_layers, unique
 from .refine import Draft, draft, refine
+from .trace import Trace
 
 
 def build(trace: Trace, settings: Settings) -> OperatorGraph:

@@ -10,8 +10,6 @@ import base64
 import operator
 import threading
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,46 +17,17 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import CaptureError
-from ..rules import Call, Rule, rule_for
+from .rewrite import REWRITES
+from .trace import Recorder, Trace, TraceCall, TraceValue
 from .workload import Workload
 
 _EXPORTING = threading.Lock()  # torch.export keeps global state, and ranks may be threads
 # What these make depends on no element of their input.
 _FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
 _COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous"}
-_RANDOM = {"dropout", "native_dropout"}
+_BATCH_NORM = "_native_batch_norm_legit_functional"
+_ONE_OUTPUT = {"native_dropout", _BATCH_NORM, "adaptive_max_pool1d", "adaptive_max_pool2d"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
-
-
-@dataclass
-class TraceValue:
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    source: str = "op"
-    grad: bool = False
-    fill: float | None = None
-    data: str | None = None
-
-
-@dataclass
-class TraceCall:
-    call: Call
-    rule: Rule
-    inputs: list[int]
-    outputs: list[int]
-    module: str
-    updates: list[tuple[int, int]] = field(default_factory=list)  # (buffer, the call's output)
-
-
-@dataclass
-class Trace:
-    values: list[TraceValue] = field(default_factory=list)
-    calls: list[TraceCall] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    loss: int = -1
-    aliases: dict[str, str] = field(default_factory=dict)
-    counters: list[str] = field(default_factory=list)
 
 
 class _Training(nn.Module):
@@ -71,10 +40,10 @@ class _Training(nn.Module):
         return self.work[0].compute_loss(*batch)
 
 
-def trace(work: Workload) -> Trace:
+def trace(work: Workload, chunk: int, batch_norm: str) -> Trace:
     """Export a workload. Raises CaptureError where torch.export rejects it or the loss is no scalar."""
     program = _export(work)
-    return _Reader(program, work).read()
+    return _Reader(program, work, Recorder(chunk), batch_norm).read()
 
 
 def _export(work: Workload) -> torch.export.ExportedProgram:
@@ -96,16 +65,18 @@ def _export(work: Workload) -> torch.export.ExportedProgram:
 class _Reader:
     """Walks the exported graph once and writes the trace."""
 
-    def __init__(self, program: torch.export.ExportedProgram, work: Workload) -> None:
-        self.program, self.work = program, work
-        self.trace = Trace()
+    def __init__(
+        self, program: torch.export.ExportedProgram, work: Workload, recorder: Recorder, batch_norm: str
+    ) -> None:
+        self.program, self.work, self.recorder = program, work, recorder
+        self.trace = recorder.trace
+        self.kinds = {_BATCH_NORM: "local_batch_norm"} if batch_norm == "local" else {}
         self.value_of: dict[fx.Node, int] = {}
         self.constants: dict[fx.Node, torch.Tensor] = {}
         self.lists: dict[fx.Node, list[int]] = {}  # calls with several outputs
         self.steps: dict[fx.Node, TraceCall] = {}
         self.buffer_of: dict[fx.Node, str] = {}
         self.parameters: dict[int, int] = {}  # identity of the tensor -> value
-        self.num_draws = 0
 
     def read(self) -> Trace:
         signature = self.program.graph_signature
@@ -117,12 +88,11 @@ class _Reader:
                 self._call(node)
             elif node.op == "output":
                 self._outputs(node)
-        self._drop_dead()
+        self.recorder.drop_dead()
         return self.trace
 
     def _value(self, node: fx.Node, value: TraceValue) -> int:
-        self.trace.values.append(value)
-        self.value_of[node] = len(self.trace.values) - 1
+        self.value_of[node] = self.recorder.value(value)
         return self.value_of[node]
 
     def _placeholder(self, node: fx.Node, spec: Any) -> None:
@@ -162,8 +132,6 @@ class _Reader:
             self._fold(node)
         elif kind in _COPIES:
             self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
-        elif kind == "broadcast_tensors":
-            self.lists[node] = [self._broadcast(n, meta) for n, meta in zip(node.args[0], node.meta["val"])]  # type: ignore[arg-type]
         else:
             self._step(node, kind)
 
@@ -186,47 +154,29 @@ class _Reader:
         return self.value_of[node]
 
     def _step(self, node: fx.Node, kind: str) -> None:
-        slots, inputs, args = self._arguments(node)
-        metas = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
-        if kind in _RANDOM:  # numbered, so that masks can be drawn in eager order
-            args["draw"] = self.num_draws
-            self.num_draws += 1
+        inputs, args = self._arguments(node)
+        several = isinstance(node.meta["val"], tuple | list)
+        metas = node.meta["val"] if several else [node.meta["val"]]
         target: Any = node.target
-        pointwise = torch.Tag.pointwise in target.tags
-        outputs = self._append(
-            node, kind, target._overloadname, slots, inputs, args, metas[: _num_outputs(kind, metas)], pointwise
-        )
-        self.steps[node] = self.trace.calls[-1]
-        if isinstance(node.meta["val"], tuple | list):
+        self.recorder.name, self.recorder.module = node.name, _module_path(node)
+        rewrite = REWRITES.get(kind)
+        outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
+        if outputs is None:
+            metas = metas[: _num_outputs(kind, metas)]
+            outputs = self.recorder.emit(
+                self.kinds.get(kind, kind),
+                inputs,
+                args,
+                *_shapes(metas),
+                overload=target._overloadname,
+                pointwise=torch.Tag.pointwise in target.tags,
+                dtypes=[_dtype(meta) for meta in metas],
+            )
+            self.steps[node] = self.trace.calls[-1]
+        if several:
             self.lists[node] = outputs
         else:
             self.value_of[node] = outputs[0]
-
-    def _append(
-        self, node: fx.Node, kind: str, overload: str, slots: tuple[str, ...], inputs: list[int], args: dict[str, Any],
-        metas: Sequence[torch.Tensor], pointwise: bool,
-    ) -> list[int]:  # fmt: skip
-        """Add a call and return its outputs."""
-        values = self.trace.values
-        call = Call(kind, overload, slots, tuple(values[i].shape for i in inputs), _shapes(metas), args)
-        grad = any(values[i].grad for i in inputs) and kind != "detach"
-        outputs = []
-        for i, meta in enumerate(metas):
-            value = _described(node.name if len(metas) == 1 else f"{node.name}.{i}", meta)
-            value.grad = grad and meta.dtype.is_floating_point
-            values.append(value)
-            outputs.append(len(values) - 1)
-        rule = rule_for(call, pointwise=pointwise)
-        self.trace.calls.append(TraceCall(call, rule, inputs, outputs, _module_path(node)))
-        return outputs
-
-    def _broadcast(self, node: fx.Node, meta: torch.Tensor) -> int:
-        """The value itself where it has the shape already, else expanded."""
-        value = self._input(node)
-        if self.trace.values[value].shape == tuple(meta.shape):
-            return value
-        size = {"size": list(meta.shape), "implicit": False}
-        return self._append(node, "expand", "default", ("self",), [value], size, [meta], False)[0]
 
     def _getitem(self, node: fx.Node) -> None:
         source: Any = node.args[0]
@@ -234,23 +184,22 @@ class _Reader:
         if index < len(self.lists[source]):
             self.value_of[node] = self.lists[source][index]
 
-    def _arguments(self, node: fx.Node) -> tuple[tuple[str, ...], list[int], dict[str, Any]]:
-        schema = node.target._schema.arguments  # type: ignore[union-attr]
-        slots: list[str] = []
-        inputs: list[int] = []
+    def _arguments(self, node: fx.Node) -> tuple[dict[str, int], dict[str, Any]]:
+        """The values by slot ("weight", or "tensors.0" in a list), and the other arguments by name."""
+        target: Any = node.target
+        inputs: dict[str, int] = {}
         args: dict[str, Any] = {}
-        for i, argument in enumerate(schema):
+        for i, argument in enumerate(target._schema.arguments):
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
             if isinstance(given, fx.Node):
-                slots.append(argument.name)
-                inputs.append(self._input(given))
+                inputs[argument.name] = self._input(given)
             elif isinstance(given, list | tuple) and any(isinstance(item, fx.Node) for item in given):
                 for k, item in enumerate(given):
-                    slots.append(f"{argument.name}.{k}")
-                    inputs.append(self._input(item))
+                    if item is not None:
+                        inputs[f"{argument.name}.{k}"] = self._input(item)
             else:
                 args[argument.name] = _plain(given)
-        return tuple(slots), inputs, args
+        return inputs, args
 
     def _outputs(self, node: fx.Node) -> None:
         for spec, result in zip(self.program.graph_signature.output_specs, node.args[0]):  # type: ignore[arg-type]
@@ -282,19 +231,6 @@ class _Reader:
         else:
             raise CaptureError(f"the model changes its buffer {buffer!r} in a way that has no rule; keep it constant")
 
-    def _drop_dead(self) -> None:
-        """Keep the calls that the loss needs, and gradients where the loss depends on a value through gradients."""
-        needed, trained, kept = {self.trace.loss}, {self.trace.loss}, []
-        for call in reversed(self.trace.calls):
-            if needed & set(call.outputs):
-                needed |= set(call.inputs)
-                kept.append(call)
-            if any(v in trained and self.trace.values[v].grad for v in call.outputs):
-                trained |= set(call.inputs)
-        self.trace.calls = kept[::-1]
-        for i, value in enumerate(self.trace.values):
-            value.grad = value.grad and i in trained
-
 
 def _kind(node: fx.Node) -> str:
     target: Any = node.target
@@ -303,15 +239,19 @@ def _kind(node: fx.Node) -> str:
 
 def _num_outputs(kind: str, metas: Any) -> int:
     """The outputs that take part in the graph: masks and saved statistics do not."""
-    return 1 if kind in ("native_dropout", "_native_batch_norm_legit_functional") else len(metas)
+    return 1 if kind in _ONE_OUTPUT else len(metas)
 
 
-def _shapes(metas: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(n) for n in meta.shape) for meta in metas)
+def _shapes(metas: Any) -> list[tuple[int, ...]]:
+    return [tuple(int(n) for n in meta.shape) for meta in metas]
+
+
+def _dtype(meta: torch.Tensor) -> str:
+    return str(meta.dtype).removeprefix("torch.")
 
 
 def _described(name: str, meta: torch.Tensor) -> TraceValue:
-    return TraceValue(name, tuple(int(n) for n in meta.shape), str(meta.dtype).removeprefix("torch."))
+    return TraceValue(name, tuple(int(n) for n in meta.shape), _dtype(meta))
 
 
 def _constant(name: str, tensor: torch.Tensor) -> TraceValue:

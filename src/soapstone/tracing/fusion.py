@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from .export import Trace, TraceCall
+from .trace import Trace, TraceCall
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ..graph import Dim, Op, Settings, Tensor
-from .export import TraceCall
+from .trace import TraceCall
 
 PRIORITY = ("sample", "height", "width", "head", "length", "hidden", "channel")
 UNNAMED = "length"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from .. import _core
 from ..graph import Combine, Factor, StepDim
-from .export import TraceCall
+from .trace import TraceCall
 
 
 @dataclass

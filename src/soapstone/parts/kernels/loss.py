@@ -84,3 +84,49 @@ class _CrossEntropy:
     @staticmethod
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
         return total[0] / total[1] if place.args["reduction"] == MEAN else total[0]
+
+
+@combined("class_loss")
+class _ClassLoss:
+    """Cross entropy of each sample from parts of the classes: each part has the largest score, the sum of exponentials
+    below it, the target's score and weight and, for label smoothing, the sums of weighted scores and of weights."""
+
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor:
+        scores, target, weight = inputs["self"], inputs["target"], inputs.get("weight")
+        lo, hi = place.interval("class")
+        inside = (target >= lo) & (target < hi)
+        local = torch.where(inside, target - lo, 0)
+        most = scores.detach().amax(1)
+        below = (scores - most[:, None]).exp().sum(1)
+        picked = scores.gather(1, local[:, None])[:, 0] * inside
+        weights = scores.new_ones(hi - lo) if weight is None else weight
+        smooth = (scores * weights.view([1, -1] + [1] * (scores.ndim - 2))).sum(1)
+        return torch.stack([most, below, picked, weights[local] * inside, smooth, weights.sum().expand_as(most)])
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
+        most, below, picked, weight, smooth, weights = total.unbind(1)
+        peak = most.amax(0)
+        log_sum = peak + (below * (most - peak).exp()).sum(0).log()
+        loss = (log_sum - picked.sum(0)) * weight.sum(0)
+        smoothing = float(place.args["label_smoothing"])
+        if smoothing:
+            spread = (log_sum * weights.sum(0) - smooth.sum(0)) / place.size("class")
+            loss = (1 - smoothing) * loss + smoothing * spread
+        counted: torch.Tensor = inputs["target"] != place.args["ignore_index"]
+        return loss * counted
+
+
+@combined("class_mean")
+class _ClassMean:
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor:
+        loss, target, weight = inputs["self"], inputs["target"], inputs.get("weight")
+        counted = target != place.args["ignore_index"]
+        weights = counted.to(loss) if weight is None else weight[torch.where(counted, target, 0)] * counted
+        return torch.stack([loss.sum(), weights.sum().to(loss)])
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
+        return total[0] / total[1] if place.args["reduction"] == MEAN else total[0]

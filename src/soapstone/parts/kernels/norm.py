@@ -19,10 +19,32 @@ def _dropout(place: Place, inputs: Tensors) -> torch.Tensor:
     return x * place.draws.keep(place).to(x.dtype) / (1 - p)
 
 
+@kernel("causal_fill")
+def _causal_fill(place: Place, inputs: Tensors) -> torch.Tensor:
+    later = place.coordinates("key")[None, :] > place.coordinates("length")[:, None]
+    return inputs["self"].masked_fill(later, -torch.inf)
+
+
 @kernel("group_norm")
 def _group_norm(place: Place, inputs: Tensors) -> torch.Tensor:
     weight, bias = inputs.get("weight"), inputs.get("bias")
     return F.group_norm(inputs["input"], place.extent("group"), weight, bias, place.args["eps"])
+
+
+@kernel("local_batch_norm")
+def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
+    """Every part has its own statistics; the first part along the batch and the positions gives the buffers'."""
+    x = inputs["input"]
+    mean, var = inputs.get("running_mean"), inputs.get("running_var")
+    if mean is not None and var is not None:
+        mean, var = mean.clone(), var.clone()
+    y = F.batch_norm(
+        x, mean, var, inputs.get("weight"), inputs.get("bias"), True, place.args["momentum"], place.args["eps"]
+    )
+    first = all(lo == 0 for dim, (lo, _) in zip(place.step.dims, place.dims) if dim.name != "channel")
+    if mean is not None and var is not None and first:
+        place.updates.update({3: mean, 4: var})
+    return y
 
 
 @combined("_native_batch_norm_legit_functional")

@@ -40,14 +40,18 @@ def _lstm_chunk(place: Place, inputs: Tensors) -> tuple[torch.Tensor, torch.Tens
     """Several steps of one layer, as one call: (time, sample, hidden), and the last states."""
     weights = [inputs[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh") if name in inputs]
     states = [inputs["hx.0"][None], inputs["hx.1"][None]]
-    biased = "b_ih" in inputs
-    y, h, c = torch.lstm(inputs["input"], states, weights, biased, 1, 0.0, False, False, False)
-    return y, h[0], c[0]
+    biased, x = "b_ih" in inputs, _in_order(place, inputs["input"])
+    y, h, c = torch.lstm(x, states, weights, biased, 1, 0.0, False, False, False)
+    return _in_order(place, y), h[0], c[0]
 
 
 @kernel("gru_chunk")
 def _gru_chunk(place: Place, inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     weights = [inputs[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh") if name in inputs]
-    biased = "b_ih" in inputs
-    y, h = torch.gru(inputs["input"], inputs["hx"][None], weights, biased, 1, 0.0, False, False, False)
-    return y, h[0]
+    biased, x = "b_ih" in inputs, _in_order(place, inputs["input"])
+    y, h = torch.gru(x, inputs["hx"][None], weights, biased, 1, 0.0, False, False, False)
+    return _in_order(place, y), h[0]
+
+
+def _in_order(place: Place, x: torch.Tensor) -> torch.Tensor:
+    return x.flip(0) if place.args["reverse"] else x

@@ -1,0 +1,102 @@
+"""One model as a list of calls, and the recorder that writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..rules import Call, Rule, rule_for
+
+Shape = tuple[int, ...]
+_RANDOM = {"dropout", "native_dropout"}
+
+
+@dataclass
+class TraceValue:
+    name: str
+    shape: Shape
+    dtype: str
+    source: str = "op"
+    grad: bool = False
+    fill: float | None = None
+    data: str | None = None
+
+
+@dataclass
+class TraceCall:
+    call: Call
+    rule: Rule
+    inputs: list[int]
+    outputs: list[int]
+    module: str
+    updates: list[tuple[int, int]] = field(default_factory=list)  # (buffer, the call's output)
+
+
+@dataclass
+class Trace:
+    values: list[TraceValue] = field(default_factory=list)
+    calls: list[TraceCall] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    loss: int = -1
+    aliases: dict[str, str] = field(default_factory=dict)
+    counters: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Adds values and calls to a trace, under the name and module of the node that is being read."""
+
+    def __init__(self, chunk: int) -> None:
+        self.trace = Trace()
+        self.chunk = chunk  # how many time steps of a recurrent layer make one op
+        self.name = self.module = ""
+        self._draws = 0
+
+    def value(self, value: TraceValue) -> int:
+        self.trace.values.append(value)
+        return len(self.trace.values) - 1
+
+    def shape(self, value: int) -> Shape:
+        return self.trace.values[value].shape
+
+    def dtype(self, value: int) -> str:
+        return self.trace.values[value].dtype
+
+    def emit(
+        self,
+        kind: str,
+        inputs: dict[str, int],
+        args: dict[str, Any],
+        *outputs: Shape,
+        overload: str = "default",
+        pointwise: bool = False,
+        dtypes: list[str] | None = None,
+    ) -> list[int]:
+        """Add a call and return its outputs; their dtype is the first input's unless `dtypes` says otherwise."""
+        values = self.trace.values
+        if kind in _RANDOM:  # numbered, so that masks can be drawn in eager order
+            args = {**args, "draw": self._draws}
+            self._draws += 1
+        numbers = list(inputs.values())
+        call = Call(kind, overload, tuple(inputs), tuple(values[i].shape for i in numbers), tuple(outputs), args)
+        grad = kind != "detach" and any(values[i].grad for i in numbers)
+        names = [self.name] if len(outputs) == 1 else [f"{self.name}.{i}" for i in range(len(outputs))]
+        found = []
+        for name, shape, dtype in zip(names, outputs, dtypes or [values[numbers[0]].dtype] * len(outputs)):
+            found.append(self.value(TraceValue(name, shape, dtype, grad=grad and "float" in dtype)))
+        rule = rule_for(call, pointwise=pointwise)
+        self.trace.calls.append(TraceCall(call, rule, numbers, found, self.module))
+        return found
+
+    def drop_dead(self) -> None:
+        """Keep the calls that the loss needs, and gradients where the loss depends on a value through gradients."""
+        trace = self.trace
+        needed, trained, kept = {trace.loss}, {trace.loss}, []
+        for call in reversed(trace.calls):
+            if needed & set(call.outputs):
+                needed |= set(call.inputs)
+                kept.append(call)
+            if any(v in trained and trace.values[v].grad for v in call.outputs):
+                trained |= set(call.inputs)
+        trace.calls = kept[::-1]
+        for i, value in enumerate(trace.values):
+            value.grad = value.grad and i in trained
