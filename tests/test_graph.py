@@ -58,6 +58,15 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "wrong type": (_damaged(lambda d: d["ops"][0].update(head="x")), r"graph.ops\[0\].head must be of type int"),
     "bad index": (_damaged(lambda d: d["ops"][0]["inputs"][0].update(tensor=999)), "is damaged"),
     "bad value": (_damaged(lambda d: d["ops"][0]["steps"][0].update(inputs=[77, 1, 2])), "is damaged"),
+    "no loss": (_damaged(lambda d: d.update(loss=999)), "there is no tensor 999"),
+    "no op for it": (_damaged(lambda d: d["ops"].pop(0)), "before it is made"),
+    "no outputs": (_damaged(lambda d: d["ops"][0].update(outputs=[])), "before it is made"),
+    "dim twice": (_damaged(lambda d: d["ops"][0]["dims"].append(d["ops"][0]["dims"][0])), "has a dim twice"),
+    "name twice": (_damaged(lambda d: d["ops"][1].update(name=d["ops"][0]["name"])), "two ops have one name"),
+    "no size": (_damaged(lambda d: d["tensors"][0]["shape"].__setitem__(0, 0)), "size is out of range"),
+    "huge size": (_damaged(lambda d: d["tensors"][0]["shape"].__setitem__(0, 2**62)), "is damaged"),
+    "huge index": (_damaged(lambda d: d["ops"][0]["inputs"][0].update(value=2**40)), "out of range"),
+    "dtype": (_damaged(lambda d: d["tensors"][0].update(dtype="zebra")), "unknown dtype 'zebra'"),
     "bad dim": (_damaged(lambda d: d["ops"][0]["dims"][0].update(step_dim=50)), "is damaged"),
 }
 
@@ -81,3 +90,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ss.SoapstoneError, match="cannot write"):
         graph.save(tmp_path)
     assert list(tmp_path.iterdir()) == []
+    for nonsense in (None, 3, "a\0b", "/dev/zero"):
+        with pytest.raises(ss.SoapstoneError, match="not a p"):
+            ss.OperatorGraph.load(nonsense)  # type: ignore[arg-type]

@@ -178,7 +178,7 @@ class Cases:
         a, b, c = size(1, 4), size(1, 4), size(1, 4)
         left = rand(a, 1 if flag() else b, c)
         right = [rand(b, c), rand(c), rand(a, b, 1), rand(1, b, c)][size(0, 3)]
-        return lambda x, y, w: torch.relu(x * w) * 2 - y / 3 + 1, [left, right], [rand(1)]
+        return lambda x, y, w: F.hardswish(x * w) * ((x > 0) & (y < 1)) - y / 3 + 1, [left, right], [rand(1)]
 
     def detach(self, size: Draw, flag: Draw) -> Any:
         return lambda x, w: (x * w).detach() * w, [rand(size(1, 5), size(1, 5))], [rand(1)]
@@ -413,9 +413,10 @@ class Cases:
         b, kind = size(2, 6), size(0, 3)
 
         def split(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            y = F.linear(x, w)
-            pieces = [y.chunk(2, 1), y.split(2, 1), y.split([1, b - 1], 1), y.unbind(1)][kind]
-            return pieces[0].relu() * 2 + pieces[-1].sum() if kind != 3 else pieces[0] * pieces[1]
+            y: Any = F.linear(x, w)
+            pieces: Any = [y.chunk(2, 1), y.split(2, 1), y.split([1, b - 1], 1), y.unbind(1)][kind]
+            z: torch.Tensor = pieces[0].relu() * 2 + pieces[-1].sum() if kind != 3 else pieces[0] * pieces[1]
+            return z
 
         return split, [rand(3, b, 4)], [rand(5, 4)]
 
@@ -457,7 +458,7 @@ class Cases:
         )
 
     def l1_loss(self, size: Draw, flag: Draw) -> Any:
-        loss = [F.l1_loss, F.smooth_l1_loss, F.huber_loss][size(0, 2)]
+        loss: Any = [F.l1_loss, F.smooth_l1_loss, F.huber_loss][size(0, 2)]
         shape = [size(1, 5) for _ in range(2)]
         reduction = ["mean", "sum", "none"][size(0, 2)]
         return lambda x, t, w: loss(x * w, t, reduction=reduction), [rand(*shape), rand(*shape)], [rand(1)]
@@ -535,6 +536,7 @@ SAME = {
     "softmax": "_softmax log_softmax _log_softmax",
     "dropout": "native_dropout",
     "_to_copy": "to",
+    "pointwise": "hardswish __and__ __or__ __xor__",
     "amax": "amin any all",
     "argmax": "argmin",
     "var": "std prod logsumexp linalg_vector_norm norm",
@@ -619,6 +621,7 @@ def forward_backward(graph: OperatorGraph, index: int, degrees: list[int], input
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
     assert a.shape == b.shape
+    a, b = a.double(), b.double()
     assert torch.isfinite(a).all()
     assert (a - b).abs().max().item() <= 1e-9 * max(b.abs().max().item(), 1e-3) if a.numel() else True
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import soapstone as ss
 from soapstone.runtime import Parallel, ThreadTransport
@@ -113,7 +114,7 @@ def test_different_initial_weights_are_found() -> None:
         parallel_on("mlp", rank, transport, work=work)
 
     for message in messages(2, act):
-        assert "ranks 0 and 1 start from different weights" in message
+        assert "ranks 0 and 1 disagree on the initial weights" in message
 
 
 BAD_BATCHES: dict[str, tuple[str, Callable[[tuple[torch.Tensor, torch.Tensor]], tuple[Any, ...]], str]] = {
@@ -143,6 +144,94 @@ def test_a_bad_batch_on_one_rank_stops_all_before_anything_moves(kind: str) -> N
     for message in messages(2, act):
         assert message.startswith("rank 1: ")
         assert wanted in message
+
+
+def test_different_batches_are_found_at_the_first_step() -> None:
+    batches = CASES["mlp"].batches(2)
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel_on("mlp", rank, transport).step(*batches[rank])
+
+    for message in messages(2, act):
+        assert "ranks 0 and 1 pass different batches" in message
+
+
+def _frozen(work: ss.Workload) -> None:
+    work.model.requires_grad_(False)
+
+
+def _floats(work: ss.Workload) -> None:
+    work.model.float()
+
+
+def _evaluated(work: ss.Workload) -> None:
+    work.model.eval()
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [(_frozen, "is frozen now"), (_floats, "float64 tensor 'first.weight'"), (_evaluated, "captured in train mode")],
+)
+def test_a_model_that_changed_since_capture_is_found(change: Callable[[ss.Workload], None], wanted: str) -> None:
+    def act(rank: int, transport: ThreadTransport) -> None:
+        with SEEDING:
+            work = CASES["mlp"].workload()
+        if rank == 1:
+            change(work)
+        parallel_on("mlp", rank, transport, work=work)
+
+    for message in messages(2, act):
+        assert message.startswith("rank 1: ")
+        assert wanted in message
+
+
+class Partly(nn.Module):
+    """Reads part of a parameter, and has parameters and buffers that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(9, 4))
+        self.linear, self.unused = nn.Linear(4, 3), nn.Linear(2, 2)
+        self.register_buffer("noted", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x + self.position[: x.shape[1]])
+        return y
+
+
+def test_state_that_no_op_reads_is_kept_and_loaded() -> None:
+    torch.manual_seed(0)
+    works = [ss.Workload(Partly(), (torch.randn(4, 5, 4),), loss=lambda y: y.sum()) for _ in range(2)]
+    works[1].model.load_state_dict(works[0].model.state_dict())
+    graph, topology = ss.capture(works[0]), ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.random(graph, topology, seed=3)
+    before = {name: tensor.clone() for name, tensor in works[0].model.state_dict().items()}
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel = ss.parallelize(works[rank], graph, topology, strategy, transport=transport)
+        state = parallel.state_dict()
+        assert all(torch.equal(state[name], before[name]) for name in before)
+        parallel.load_state_dict({name: tensor + 7 for name, tensor in before.items()})
+        state = parallel.state_dict()
+        assert all(torch.equal(state[name], before[name] + 7) for name in before)
+
+    ss.run_threads(2, act, strict=True)
+
+
+@pytest.mark.parametrize("bucket_bytes", [64, 10**9])
+def test_buckets_train_like_one_device(bucket_bytes: int) -> None:
+    topology = ss.Topology.parse("cpu:1x3")
+    strategy = ss.baselines.data_parallel(captured("mlp"), topology)
+    batch = CASES["mlp"].batches(1)[0]
+    wanted = reference("mlp").gradients[0]
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel = parallel_on("mlp", rank, transport, strategy=strategy, bucket_bytes=bucket_bytes)
+        parallel.step(*batch)
+        found = parallel.gradients()
+        assert all(torch.allclose(found[name], wanted[name], rtol=1e-9, atol=1e-12) for name in wanted)
+
+    ss.run_threads(3, act, strict=True)
 
 
 def test_the_number_of_ranks_must_fit() -> None:
@@ -203,7 +292,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     def misshapen(rank: int, transport: ThreadTransport) -> None:
         parallel_on("mlp", rank, transport).load_state_dict(state | {"last.bias": torch.zeros(3)})
 
-    assert "the state has no 'first.weight'" in messages(2, missing)[1]
+    assert "the state has no tensor 'first.weight'" in messages(2, missing)[1]
     assert "'last.bias' has shape [3] in the state, but [5]" in messages(2, misshapen)[0]
 
 

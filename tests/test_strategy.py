@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,28 @@ def test_an_illegal_configuration_gets_a_sentence(name: str) -> None:
     strategy = ss.baselines.data_parallel(graph(), TOPOLOGY)
     with pytest.raises(ss.SoapstoneError, match=message):
         strategy.replace({"stem": ss.Configuration(degrees, devices)})
+
+
+NONSENSE: list[Callable[[], object]] = [
+    lambda: ss.Configuration(None),  # type: ignore[arg-type]
+    lambda: ss.Configuration({}, 3),  # type: ignore[arg-type]
+    lambda: ss.Configuration({}, b"x"),  # type: ignore[arg-type]
+    lambda: ss.Strategy(graph(), TOPOLOGY, {"stem": 3}),  # type: ignore[dict-item]
+    lambda: ss.Strategy(graph(), TOPOLOGY, None),  # type: ignore[arg-type]
+    lambda: ss.baselines.data_parallel(graph(), TOPOLOGY).replace(None),  # type: ignore[arg-type]
+    lambda: ss.baselines.random(graph(), TOPOLOGY, max_parts=-1),
+    lambda: ss.simulate(graph(), TOPOLOGY, ss.baselines.data_parallel(graph(), TOPOLOGY), bucket_bytes=-1),
+    lambda: ss.simulate(graph(), TOPOLOGY, ss.baselines.data_parallel(graph(), TOPOLOGY), bucket_bytes=1.5),  # type: ignore[arg-type]
+    lambda: ss.simulate(graph(), TOPOLOGY, ss.baselines.data_parallel(graph(), TOPOLOGY), optimizer="magic"),
+    lambda: ss.Topology.parse(None),  # type: ignore[arg-type]
+    lambda: ss.run_threads(0, print),
+]
+
+
+@pytest.mark.parametrize("number", range(len(NONSENSE)))
+def test_nonsense_gets_a_sentence(number: int) -> None:
+    with pytest.raises(ss.SoapstoneError):
+        NONSENSE[number]()
 
 
 def test_a_strategy_names_what_is_missing_or_unknown() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import soapstone as ss
 
 from .models import CASES
+
+LINEAR = nn.Linear(4, 2)
+X = torch.randn(3, 4)
 
 
 def described(graph: ss.OperatorGraph) -> dict[str, str]:
@@ -152,6 +157,103 @@ def test_an_op_without_a_rule_stays_whole_and_is_named() -> None:
     assert not any(dim.splittable for dim in graph.op("logcumsumexp").dims)
 
 
+class Odd(nn.Module):
+    """One linear layer, and something unusual done with its result."""
+
+    def __init__(self, act: Callable[[Any, torch.Tensor], torch.Tensor], **modules: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.act = act
+        for name, module in modules.items():
+            setattr(self, name, module)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self, self.linear(x))
+
+
+def odd(act: Callable[[Any, torch.Tensor], torch.Tensor], **modules: nn.Module) -> ss.OperatorGraph:
+    return ss.capture(Odd(act, **modules), (torch.randn(3, 4),), loss=lambda y: (y * y).sum())
+
+
+def test_what_no_grad_makes_is_not_trained() -> None:
+    def act(self: Any, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            frozen = self.back(y)
+        result: torch.Tensor = self.head(frozen)
+        return result
+
+    graph = odd(act, back=nn.Linear(4, 4), head=nn.Linear(4, 2))
+    assert {t.name for t in graph.parameters if t.grad} == {"head.weight", "head.bias"}
+
+
+def test_an_assignment_to_a_slice_is_captured() -> None:
+    def act(self: Any, y: torch.Tensor) -> torch.Tensor:
+        z = y * 2
+        z[:2] += 1
+        return z
+
+    assert "copy" not in odd(act).unruled
+
+
+def _count(self: Any, y: torch.Tensor) -> torch.Tensor:
+    self.count += 1
+    z: torch.Tensor = y / self.count
+    return z
+
+
+UNUSUAL: dict[str, tuple[Callable[[], object], str]] = {
+    "noise": (lambda: odd(lambda self, y: y + torch.randn(3, 4)), "randn in the model draws random numbers"),
+    "dropout2d": (lambda: odd(lambda self, y: self.d(y[None, :, :, None]), d=nn.Dropout2d()), "draws random numbers"),
+    "noisy relu": (lambda: odd(lambda self, y: F.rrelu(y, training=True)), "draws random numbers"),
+    "a counter that is read": (lambda: odd(_count), "'count'"),
+    "statistics read elsewhere": (
+        lambda: odd(lambda self, y: self.bn(y) - self.bn.running_mean, bn=nn.BatchNorm1d(4)),
+        "changes in each step, but is also read elsewhere|used, but has no rule",
+    ),
+    "batch norm twice": (lambda: odd(lambda self, y: self.bn(self.bn(y)), bn=nn.BatchNorm1d(4)), "only once in a step"),
+    "batch norm for nothing": (lambda: odd(lambda self, y: (self.bn(y), y)[1], bn=nn.BatchNorm1d(4)), "is not used"),
+    "no samples": (
+        lambda: ss.capture(nn.Linear(4, 2), (torch.randn(0, 4),), loss=lambda y: y.sum()),
+        r"of shape \[0, 4\] has no elements",
+    ),
+    "batch dim": (lambda: ss.capture(LINEAR, (X,), batch_dim=-1), "batch_dim=-1 is not an axis"),
+    "chunk": (lambda: ss.capture(LINEAR, (X,), chunk=0), "chunk=0 is not a number of time steps"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_would_differ_between_strategies_is_refused(name: str) -> None:
+    act, message = UNUSUAL[name]
+    with pytest.raises(ss.SoapstoneError, match=message):
+        act()
+
+
+def test_gradients_scaled_by_frequency_stay_whole() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, scale_grad_by_freq=True), nn.Linear(3, 2))
+    graph = ss.capture(model, (torch.randint(0, 5, (4, 2)),), loss=lambda y: y.sum())
+    assert graph.unruled == ("embedding",)
+
+
+def test_a_recurrent_layer_is_unrolled_in_chunks() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.lstm(x)[0]
+            return y
+
+    x = torch.randn(6, 3, 4)
+    single = ss.capture(Net(), (x,), loss=lambda y: y.mean(), batch_dim=1)
+    assert [op.kind for op in single.ops].count("lstm_cell") == 12
+    assert {op.layer for op in single.ops if op.kind == "lstm_cell"} == {"lstm", "lstm_7"}
+    chunked = ss.capture(Net(), (x,), loss=lambda y: y.mean(), batch_dim=1, chunk=3)
+    assert [op.kind for op in chunked.ops].count("lstm") == 4
+    assert single.ops[0].dims[0].kind == "sample"
+
+
 class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -162,8 +264,6 @@ class Branching(nn.Module):
         return y if y.sum() > 0 else -y
 
 
-LINEAR = nn.Linear(4, 2)
-X = torch.randn(3, 4)
 BAD: dict[str, tuple[Any, str]] = {
     "control flow": (lambda: ss.capture(Branching(), (X,), loss=lambda y: y.sum()), "torch.export rejects Branching"),
     "no scalar": (lambda: ss.capture(LINEAR, (X,)), r"must be a scalar tensor, not torch.float32 of shape \[3, 2\]"),

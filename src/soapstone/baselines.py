@@ -5,6 +5,7 @@ from __future__ import annotations
 import random as _random
 from math import prod
 
+from .errors import StrategyError
 from .graph import Op, OperatorGraph
 from .strategy import Configuration, Strategy
 from .topology import Topology
@@ -26,6 +27,8 @@ def data_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
 def random(graph: OperatorGraph, topology: Topology, *, seed: int = 0, max_parts: int | None = None) -> Strategy:
     """Any legal degrees and any devices, parts sharing devices included; at most twice as many parts as devices
     unless `max_parts` says otherwise."""
+    if max_parts is not None and (type(max_parts) is not int or max_parts < 1):
+        raise StrategyError(f"max_parts={max_parts!r} is not a number of parts; use 1 or more")
     generator = _random.Random(seed)
     most = 2 * topology.num_devices if max_parts is None else max_parts
 

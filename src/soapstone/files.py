@@ -14,11 +14,13 @@ from typing import Any
 from .errors import SoapstoneError
 
 MAX_BYTES = 256 * 2**20
+_UMASK = os.umask(0o022)
+os.umask(_UMASK)  # only the process can be asked, by setting it
 
 
 def write_atomically(path: str | Path, text: str) -> None:
     """Write a text file whole or not at all. Raises SoapstoneError where the folder cannot be written."""
-    path = Path(path)
+    path = checked_path(path)
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -26,7 +28,7 @@ def write_atomically(path: str | Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, 0o666 & ~_UMASK)
         os.replace(name, path)
     except BaseException as error:
         os.unlink(name)
@@ -35,16 +37,19 @@ def write_atomically(path: str | Path, text: str) -> None:
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+def checked_path(path: str | Path) -> Path:
+    """Raise SoapstoneError unless this can be a path."""
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise SoapstoneError(f"{path!r:.60} is not a path")
+    return Path(path)
 
 
 def read_json(path: str | Path) -> Any:
     """Return the parsed file. Raises SoapstoneError where it is missing, too large or no JSON."""
-    path = Path(path)
+    path = checked_path(path)
     try:
+        if path.exists() and not path.is_file():
+            raise SoapstoneError(f"{path} is not a plain file")
         if path.stat().st_size > MAX_BYTES:
             raise SoapstoneError(f"{path} is larger than {MAX_BYTES >> 20} MiB; it is not one of our files")
         return json.loads(path.read_text(encoding="utf-8"))

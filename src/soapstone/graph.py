@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
-from .errors import GraphError, SoapstoneError
+from .errors import GraphError
 from .files import decode, encode, read_json, write_atomically
 
 FORMAT = 1
@@ -138,6 +138,9 @@ class Op:
     backward: bool
     updates: tuple[Operand, ...] = ()  # a buffer's next value, by the head's extra output
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.kind} [{', '.join(map(str, self.dims))}]"
+
     @property
     def combine(self) -> Combine | None:
         return self.steps[self.head].combine
@@ -169,12 +172,21 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """A dropout's mask, drawn in each step, whether the loss needs it or not."""
+
+    shape: tuple[int, ...]
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What changes the task graph and was chosen when the graph was captured."""
 
     batch_dim: int = 0
     batch_norm: str = "global"
     chunk: int = 1
+    training: bool = True
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,7 @@ class OperatorGraph:
     aliases: dict[str, str] = field(default_factory=dict, hash=False)  # tied name -> the name kept
     counters: tuple[str, ...] = ()  # buffers that count steps
     unruled: tuple[str, ...] = ()  # kinds without a rule, which stay whole
+    draws: tuple[Draw, ...] = ()  # in eager order; a step's "draw" is its place here
 
     def __repr__(self) -> str:
         return f"OperatorGraph({len(self.ops)} ops, {len(self.parameters)} parameters, {self.fingerprint})"
@@ -219,8 +232,10 @@ class OperatorGraph:
     @cached_property
     def native(self) -> _core.Graph:
         native = _core.Graph()
-        sources = {"op": 0, "input": 1, "constant": 1, "parameter": 2, "buffer": 2}
+        sources = {"op": 0, "input": 1, "constant": 1, "parameter": 2, "buffer": 2}  # shards, trained or not
         for t in self.tensors:
+            if t.source not in sources:
+                raise ValueError(f"tensor {t.name!r} has the unknown source {t.source!r}")
             native.add_tensor(sources[t.source], ITEM_SIZES[t.dtype], t.grad, [[n] for n in t.shape])
         for op in self.ops:
             _add_op(native, op)
@@ -240,10 +255,28 @@ class OperatorGraph:
             raise GraphError(f"{path} has graph format {found}, this version reads {FORMAT}; capture the model anew")
         try:
             graph: OperatorGraph = decode(cls, data, "graph")
-            graph.native  # noqa: B018  builds the core's graph, which checks the indices
-        except (SoapstoneError, IndexError, KeyError, ValueError) as error:
-            raise GraphError(f"{path} is damaged: {error}; capture the model anew") from None
+            _check(graph)
+        except (ValueError, TypeError, OverflowError) as error:
+            reason = str(error) if isinstance(error, ValueError) else "a number is out of range"
+            raise GraphError(f"{path} is damaged: {reason}; capture the model anew") from None
         return graph
+
+
+def _check(graph: OperatorGraph) -> None:
+    """Raise ValueError where a graph does not hold together; the core checks the ops."""
+    for tensor in graph.tensors:
+        if tensor.dtype not in ITEM_SIZES:
+            raise ValueError(f"tensor {tensor.name!r} has the unknown dtype {tensor.dtype!r}")
+    if len({op.name for op in graph.ops}) != len(graph.ops):
+        raise ValueError("two ops have one name")
+    for index in (*graph.inputs, graph.loss, *(o.tensor for op in graph.ops for o in op.updates)):
+        if not 0 <= index < len(graph.tensors):
+            raise ValueError(f"there is no tensor {index}")
+    if graph.tensors[graph.loss].source != "op" or not any(
+        o.tensor == graph.loss for op in graph.ops for o in op.outputs
+    ):
+        raise ValueError("no op makes the loss")
+    graph.native  # noqa: B018  builds the core's graph, which checks all indices inside ops
 
 
 def _add_op(native: _core.Graph, op: Op) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _core
 from .costs import AnalyticCosts, Costs, OpTimes
+from .errors import SoapstoneError
 from .graph import Op, OperatorGraph
 from .strategy import Strategy
 from .topology import Topology
@@ -114,6 +115,8 @@ def simulate(
 ) -> Simulation:
     """Play one iteration of a strategy. `bucket_bytes` joins neighbouring gradients with the same holders up to that
     size. Raises StrategyError where the strategy is for another graph, SoapstoneError where costs are missing."""
+    if type(bucket_bytes) is not int or not 0 <= bucket_bytes < 2**62:
+        raise SoapstoneError(f"bucket_bytes={bucket_bytes!r} is not a number of bytes; use 0 for one piece a bucket")
     strategy.check(graph, topology)
     costs = AnalyticCosts() if costs is None else costs
     updates = [costs.update(device.kind, optimizer) for device in topology.devices]
@@ -135,7 +138,10 @@ def _times(
     @cache
     def ask(index: int, extents: tuple[int, ...], kind: str, combines: bool) -> tuple[int, int, int, int]:
         times: OpTimes = costs.times(graph.ops[index], extents, kind, combines)
-        return times.forward, times.backward, times.finish_forward, times.finish_backward
+        found = (times.forward, times.backward, times.finish_forward, times.finish_backward)
+        if not all(isinstance(ns, int) and 0 <= ns < 2**53 for ns in found):
+            raise SoapstoneError(f"the costs give op {graph.ops[index].name!r} {found}; whole nanoseconds are needed")
+        return found
 
     rows = []
     for index, (op, (degrees, devices)) in enumerate(zip(graph.ops, strategy.native)):

@@ -27,6 +27,10 @@ class Configuration:
     devices: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.degrees, Mapping):
+            raise StrategyError(f"degrees must map dim names to numbers, not be {self.degrees!r:.60}")
+        if not isinstance(self.devices, tuple | list):
+            raise StrategyError(f"devices must be a tuple of device numbers, not {self.devices!r:.60}")
         for name, degree in self.degrees.items():
             if type(degree) is not int or degree < 1:
                 raise StrategyError(f"the degree of {name!r} must be a whole number from 1 up, not {degree!r}")
@@ -76,7 +80,11 @@ class Strategy(Mapping[str, Configuration]):
 
     def __init__(self, graph: OperatorGraph, topology: Topology, configurations: Mapping[str, Configuration]) -> None:
         names = [op.name for op in graph.ops]
-        for name in configurations:
+        if not isinstance(configurations, Mapping):
+            raise StrategyError("a strategy needs a mapping from op names to configurations")
+        for name, configuration in configurations.items():
+            if not isinstance(configuration, Configuration):
+                raise StrategyError(f"op {name!r} needs a Configuration, not {type(configuration).__name__}")
             if name not in graph:
                 raise StrategyError(f"the graph has no op {name!r}; its ops are {', '.join(names[:8])}, ...")
         if missing := [name for name in names if name not in configurations]:
@@ -104,7 +112,7 @@ class Strategy(Mapping[str, Configuration]):
         return f"Strategy({len(self)} ops, {self.topology.num_devices} devices)"
 
     @property
-    def fingerprint(self) -> str:
+    def graph_fingerprint(self) -> str:
         return self.graph.fingerprint
 
     @cached_property
@@ -113,13 +121,15 @@ class Strategy(Mapping[str, Configuration]):
 
     def replace(self, changes: Mapping[str, Configuration]) -> Strategy:
         """The same strategy but for some ops."""
+        if not isinstance(changes, Mapping):
+            raise StrategyError("replace takes a mapping from op names to configurations")
         return Strategy(self.graph, self.topology, {**self._configurations, **changes})
 
     def check(self, graph: OperatorGraph, topology: Topology) -> None:
         """Raise StrategyError unless the strategy is for this graph and fits this topology."""
-        if graph.fingerprint != self.fingerprint:
+        if graph.fingerprint != self.graph_fingerprint:
             raise StrategyError(
-                f"the strategy is for graph {self.fingerprint}, not {graph.fingerprint}; make it for this graph, "
+                f"the strategy is for graph {self.graph_fingerprint}, not {graph.fingerprint}; make it for this graph, "
                 "or capture the model as it was then"
             )
         if topology.num_devices != self.topology.num_devices:
@@ -130,7 +140,7 @@ class Strategy(Mapping[str, Configuration]):
     def save(self, path: str | Path) -> None:
         """Write the strategy as JSON."""
         ops = {name: {"degrees": dict(c.degrees), "devices": list(c.devices)} for name, c in self.items()}
-        head = {"format": FORMAT, "kind": "soapstone strategy", "graph": self.fingerprint}
+        head = {"format": FORMAT, "kind": "soapstone strategy", "graph": self.graph_fingerprint}
         head["devices"] = self.topology.num_devices
         write_atomically(path, json.dumps({**head, "ops": ops}, indent=1))
 

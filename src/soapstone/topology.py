@@ -93,7 +93,7 @@ class Topology:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return what a preset such as "p100:4x4" (4 nodes of 4 devices) stands for; raises TopologyError."""
-        match = re.fullmatch(r"(\w+):(\d{1,9})x(\d{1,9})", text, re.ASCII)
+        match = re.fullmatch(r"(\w+):(\d{1,9})x(\d{1,9})", text, re.ASCII) if isinstance(text, str) else None
         known = ", ".join(preset_names())
         if match is None:
             raise TopologyError(f"topology {text!r}: write PRESET:NODESxDEVICES, such as p100:4x4; presets are {known}")

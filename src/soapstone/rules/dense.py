@@ -16,6 +16,12 @@ def _matmul(call: Call) -> str:
     return f"{left}, {right} -> {'' if a == 1 and b <= 2 else '*b'} {'m' if a > 1 else ''} {'n' if b > 1 else ''}"
 
 
+def _embedding(call: Call) -> str:
+    if call.args.get("scale_grad_by_freq"):
+        raise GraphError("an embedding whose gradient counts indices needs all of them")
+    return "{vocab} channel, *b -> *b channel"
+
+
 def _add_product(call: Call) -> str:
     names = ["b", "row", "channel"] if call.kind == "baddbmm" else ["row", "channel"]
     added = " ".join(names[len(names) - len(call.shapes[0]) :])
@@ -89,7 +95,7 @@ RULES = {
     "mm": Rule("m {k}, {k} n -> m n", partial=Partial(), flops=times(2), heavy=True),
     "bmm": Rule("b m {k}, b {k} n -> b m n", partial=Partial(), flops=times(2), heavy=True),
     "embedding": Rule(
-        "{vocab} channel, *b -> *b channel",
+        _embedding,
         partial=Partial(),
         flops=lambda extents: prod(extents.values()) // extents["vocab"],
         heavy=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import prod
 
+from ..errors import GraphError
 from .notation import Map
 from .table import Call, Rule, Shape
 
@@ -176,6 +177,8 @@ def _upsample_maps(call: Call) -> dict[str, Map]:
 
 def _index(call: Call) -> str:
     """One axis is picked from by an index; it is needed whole."""
+    if "axis" not in call.args:
+        raise GraphError(f"{call.kind} with several or boolean indices has no rule")
     axis = int(call.args["axis"])
     left = [f"picked{i}" if i == axis else f"x{i}" for i in range(len(call.shapes[0]))]
     out = ["*j" if i == axis else f"x{i}" for i in range(len(left))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..graph import OperatorGraph, Step
+from ..graph import OperatorGraph
 from ..parts import Place, reframe, whole
 
 _MASK = (1 << 64) - 1
@@ -57,18 +57,19 @@ class CounterDraws:
 
 
 class ReplayDraws:
-    def __init__(self, graph: OperatorGraph) -> None:
-        steps = [(s, op.values[s.outputs[0]].shape) for op in graph.ops for s in op.steps if "draw" in s.args]
-        self.steps: list[tuple[Step, tuple[int, ...]]] = sorted(steps, key=lambda row: row[0].args["draw"])
+    def __init__(self, graph: OperatorGraph, state: torch.Tensor) -> None:
+        self.draws = graph.draws
         self.generator = torch.Generator()
-        self.generator.set_state(torch.get_rng_state())
+        self.generator.set_state(state)
         self.masks: dict[int, torch.Tensor] = {}
 
     def begin(self) -> None:
+        """Draw all masks of a step; torch draws none where all or nothing is kept."""
         self.masks = {}
-        for step, shape in self.steps:
-            mask = torch.empty(shape, dtype=torch.bool)
-            self.masks[step.args["draw"]] = mask.bernoulli_(1 - step.args["p"], generator=self.generator)
+        for number, draw in enumerate(self.draws):
+            if 0 < draw.p < 1:
+                mask = torch.empty(draw.shape, dtype=torch.bool)
+                self.masks[number] = mask.bernoulli_(1 - draw.p, generator=self.generator)
 
     def keep(self, place: Place) -> torch.Tensor:
         mask = self.masks[place.args["draw"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -34,13 +34,14 @@ class Parallel:
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.graph
         self._check = BatchCheck(executor.graph)
+        self._first = True
         self._idle = nn.Parameter(torch.empty(0))
 
     def step(self, *batch: torch.Tensor) -> torch.Tensor:
         """Forward, backward and gradient sync. Every rank passes the whole batch, inputs then targets, and gets the
         same loss; gradients of the step before are dropped. Raises RankError on every rank where one rank's batch
         does not fit."""
-        _agree(self._transport, lambda: self._check(batch))
+        self._agree_on(batch)
         for _, parameter in self._store.parameters():
             parameter.grad = None
         try:
@@ -50,6 +51,15 @@ class Parallel:
         except BaseException as error:
             self._transport.fail(str(error) or type(error).__name__)
             raise
+
+    def _agree_on(self, batch: tuple[torch.Tensor, ...]) -> None:
+        """Check the batch on every rank; the first one must also be the same on all of them."""
+        _agree(self._transport, lambda: self._check(batch))
+        if self._first:
+            self._first = False
+            sums = self._transport.exchange(_checksum(dict(enumerate(batch))))
+            if (rank := next((r for r, found in enumerate(sums) if found != sums[0]), 0)) != 0:
+                raise RankError(f"ranks 0 and {rank} pass different batches; every rank must pass the whole batch")
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's shards, for an elementwise torch optimizer; an empty parameter where it holds none."""
@@ -62,11 +72,12 @@ class Parallel:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Whole gradients by name, on every rank; every rank must call this."""
-        return self._store.assemble(self._transport.exchange(self._store.owned(gradients=True)))
+        return self._store.assemble(self._transport.exchange(self._store.owned(gradients=True)), {})
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state, on every rank; every rank must call this."""
-        whole = self._store.assemble(self._transport.exchange(self._store.owned(gradients=False)))
+        unread = _state(self._work.model)
+        whole = self._store.assemble(self._transport.exchange(self._store.owned(gradients=False)), unread)
         whole |= {name: counter.clone() for name, counter in self._store.counters.items()}
         state: dict[str, torch.Tensor] = {}
         for name, tensor in self._work.model.state_dict().items():
@@ -75,12 +86,25 @@ class Parallel:
         return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take a whole state, such as `state_dict` gives; each rank keeps its own part of it."""
-        aliases = {kept: tied for tied, kept in self._graph.aliases.items()}
-        full = dict(state) | {
-            kept: state[tied] for kept, tied in aliases.items() if tied in state and kept not in state
-        }
-        _agree(self._transport, lambda: self._store.load(full))
+        """Take a whole state, such as `state_dict` gives; each rank keeps its own part of it. Raises RankError on
+        every rank, before anything changes, where names or shapes are not the model's."""
+        own = self._work.model.state_dict()
+        _agree(self._transport, lambda: _check_state(own, state))
+        kept = {self._graph.aliases.get(name, name): tensor for name, tensor in state.items()}
+        self._work.model.load_state_dict(dict(state))  # for what no op reads
+        self._store.load(kept)
+
+
+def _check_state(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in own.items():
+        if not isinstance(state.get(name), torch.Tensor):
+            raise RankError(f"the state has no tensor {name!r}")
+        if state[name].shape != tensor.shape:
+            found, wanted = list(state[name].shape), list(tensor.shape)
+            raise RankError(f"{name!r} has shape {found} in the state, but {wanted} in the model")
+    for name in state:
+        if name not in own:
+            raise RankError(f"the state has {name!r}, which the model does not have")
 
 
 def _agree(transport: Transport, act: Callable[[], T]) -> T:
@@ -106,20 +130,29 @@ def parallelize(
     *,
     costs: Costs | None = None,
     dropout: str = "counter",
+    bucket_bytes: int = 0,
     transport: Transport | None = None,
 ) -> Parallel:
     """Make this rank's share of a model under a strategy; every rank calls it, rank i is device i.
 
-    Without a transport it is torch.distributed's default group. `dropout="replay"` draws torch's own masks. Raises a
+    Without a transport it is torch.distributed's default group. `dropout="replay"` draws torch's own masks, going on
+    from its generator as it is now; `bucket_bytes` joins gradients as in `simulate`. Raises a
     SoapstoneError on every rank where any rank's arguments, plan or weights do not fit, before any tensor moves.
     """
     transport = ProcessTransport() if transport is None else transport
-    simulation = _agree(transport, lambda: _prepare(work, graph, topology, strategy, costs, dropout, transport))
-    order, seed = _common_plan(transport, simulation, work)
+    size = transport.size
+
+    def prepare() -> Simulation:
+        _check_arguments(work, graph, topology, dropout, size)
+        return simulate(graph, topology, strategy, costs=costs, bucket_bytes=bucket_bytes)
+
+    simulation = _agree(transport, prepare)
+    state = torch.get_rng_state()
+    order, seed = _common_plan(transport, simulation, work, dropout, state)
 
     def build() -> tuple[Executor, Store]:
         store = Store(simulation, transport.rank, _state(work.model))
-        draws = CounterDraws(seed) if dropout == "counter" else ReplayDraws(graph)
+        draws = CounterDraws(seed) if dropout == "counter" else ReplayDraws(graph, state)
         program = make_program(simulation, order, transport.rank)
         return Executor(simulation, program, store, transport, draws), store
 
@@ -128,50 +161,62 @@ def parallelize(
     return Parallel(work, executor, store, transport)
 
 
-def _prepare(
-    work: Workload, graph: OperatorGraph, topology: Topology, strategy: Strategy, costs: Costs | None, dropout: str,
-    transport: Transport,
-) -> Simulation:  # fmt: skip
-    if transport.size != topology.num_devices:
-        raise RankError(f"there are {transport.size} ranks for {topology.num_devices} devices; start one rank a device")
+def _check_arguments(work: Workload, graph: OperatorGraph, topology: Topology, dropout: str, size: int) -> None:
+    if size != topology.num_devices:
+        raise RankError(f"there are {size} ranks for {topology.num_devices} devices; start one rank a device")
     if dropout not in ("counter", "replay"):
         raise RankError(f"dropout={dropout!r} is not known; use 'counter' or 'replay'")
+    if work.model.training != graph.settings.training:
+        was, now = ("train", "eval") if graph.settings.training else ("eval", "train")
+        raise RankError(f"the graph was captured in {was} mode, but the model is in {now} mode; call model.{was}()")
     state = _state(work.model)
     for tensor in graph.tensors:
-        if tensor.source in ("parameter", "buffer"):
-            found = state.get(tensor.name)
-            if found is None or tuple(found.shape) != tensor.shape:
-                raise RankError(f"the model has no {tensor.name!r} of shape {list(tensor.shape)}; capture it anew")
-    return simulate(graph, topology, strategy, costs=costs)
+        if tensor.source not in ("parameter", "buffer"):
+            continue
+        found = state.get(tensor.name)
+        if found is None or tuple(found.shape) != tensor.shape or found.dtype != getattr(torch, tensor.dtype):
+            described = f"{tensor.dtype} tensor {tensor.name!r} of shape {list(tensor.shape)}"
+            raise RankError(f"the model has no {described}, but the graph has; capture the model anew")
+        if tensor.grad and not found.requires_grad:
+            raise RankError(f"{tensor.name!r} was trained when the graph was captured, but is frozen now; capture anew")
 
 
-def _common_plan(transport: Transport, simulation: Simulation, work: Workload) -> tuple[list[int], int]:
-    """Rank 0's order and seed, once all ranks have shown that they have the same tasks and weights."""
+def _common_plan(
+    transport: Transport, simulation: Simulation, work: Workload, dropout: str, state: torch.Tensor
+) -> tuple[list[int], int]:
+    """Rank 0's order and seed, once all ranks have shown that they have the same tasks, weights and random state."""
+    facts = {
+        "the plan": simulation.fingerprint,
+        "the dropout mode": dropout,
+        "the initial weights": _checksum(_state(work.model)),
+        "torch's random state": _checksum({0: state}) if dropout == "replay" else "",
+    }
     first = transport.rank == 0
-    order = simulation.order if first else None
-    mine = (simulation.fingerprint, _checksum(work.model), order, torch.initial_seed() if first else None)
+    mine = (facts, simulation.order if first else None, torch.initial_seed() if first else None)
     everyone = transport.exchange(mine)
-    for rank, (plan, weights, _, _) in enumerate(everyone):
-        if plan != everyone[0][0]:
-            raise RankError(
-                f"ranks 0 and {rank} disagree on the plan ({everyone[0][0]} and {plan}); "
-                "give every rank the same graph, topology and strategy"
-            )
-        if weights != everyone[0][1]:
-            raise RankError(
-                f"ranks 0 and {rank} start from different weights; call torch.manual_seed with the same number on "
-                "every rank before making the model, or load the same checkpoint"
-            )
-    return everyone[0][2], int(everyone[0][3]) & (2**63 - 1)
+    for rank, (found, _, _) in enumerate(everyone):
+        for what, value in found.items():
+            if value != everyone[0][0][what]:
+                raise RankError(f"ranks 0 and {rank} disagree on {what}; {_REMEDIES[what]}")
+    return everyone[0][1], int(everyone[0][2]) & (2**63 - 1)
+
+
+_SEED = "call torch.manual_seed with the same number on every rank before making the model"
+_REMEDIES = {
+    "the plan": "give every rank the same graph, topology and strategy",
+    "the dropout mode": "pass the same dropout= on every rank",
+    "the initial weights": f"{_SEED}, or load the same checkpoint",
+    "torch's random state": f"{_SEED}, and draw the same numbers since",
+}
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
-def _checksum(model: nn.Module) -> str:
+def _checksum(tensors: Mapping[Any, torch.Tensor]) -> str:
     digest = hashlib.sha256()
-    for name, tensor in sorted(_state(model).items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for name in sorted(tensors):
+        digest.update(str(name).encode())
+        digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

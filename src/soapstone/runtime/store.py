@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from .. import _core
-from ..errors import RankError
 from ..graph import OperatorGraph, Tensor
 from ..parts import Box, reframe, whole
 from ..simulator import Simulation
@@ -85,31 +84,28 @@ class Store:
                     found += [(i, box, shard.window(local, box).clone()) for box in boxes]
         return found
 
-    def assemble(self, shares: list[list[tuple[int, Box, torch.Tensor]]]) -> dict[str, torch.Tensor]:
-        """Whole tensors by name, from what every rank owns."""
+    def assemble(
+        self, shares: list[list[tuple[int, Box, torch.Tensor]]], start: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Whole tensors by name, from what every rank owns; elements that no rank reads are as in `start`, or zero."""
         whole_tensors: dict[int, torch.Tensor] = {}
         for i, box, values in (row for share in shares for row in share):
             tensor = self.graph.tensors[i]
-            sizes = [n for axis in self.graph.native.factoring(i) for n in axis]
-            full = whole_tensors.setdefault(i, torch.zeros(sizes, dtype=getattr(torch, tensor.dtype)))
-            full[tuple(slice(lo, hi) for lo, hi in box)] = values
+            if i not in whole_tensors:
+                sizes = [n for axis in self.graph.native.factoring(i) for n in axis]
+                unread = start.get(tensor.name)
+                whole_tensors[i] = values.new_zeros(sizes) if unread is None else unread.detach().clone().reshape(sizes)
+            whole_tensors[i][tuple(slice(lo, hi) for lo, hi in box)] = values
         tensors = self.graph.tensors
         return {tensors[i].name: full.reshape(tensors[i].shape) for i, full in sorted(whole_tensors.items())}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's boxes of a whole state. Raises RankError for a missing name or another shape."""
-        for shard in self.shards.values():
-            if shard.name not in state:
-                raise RankError(f"the state has no {shard.name!r}")
-            if tuple(state[shard.name].shape) != shard.shape:
-                found, wanted = list(state[shard.name].shape), list(shard.shape)
-                raise RankError(f"{shard.name!r} has shape {found} in the state, but {wanted} in the model")
+        """Take this rank's boxes of a whole state that fits the model."""
         with torch.no_grad():
             for shard in self.shards.values():
                 shard.tensor.copy_(shard.cut(state[shard.name]))
             for name, counter in self.counters.items():
-                if name in state:
-                    counter.copy_(state[name])
+                counter.copy_(state[name])
 
     def update(self, i: int, box: Box, dims: list[list[int]], values: torch.Tensor) -> None:
         """Set a box of a buffer."""

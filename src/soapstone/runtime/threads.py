@@ -37,7 +37,8 @@ class _Hub:
             if self.failure is not None:
                 raise RankError(self.failure)
             if not self.changed.wait(max(deadline - time.monotonic(), 0)) and not ready():
-                raise RankError(f"{what}: nothing came for {self.timeout:g} s; the ranks wait for one another")
+                reason = "the ranks wait for one another, or need a longer timeout"
+                raise RankError(f"{what}: nothing came for {self.timeout:g} s; {reason}")
 
 
 class ThreadTransport:
@@ -53,8 +54,9 @@ class ThreadTransport:
         self._expected[row] = source
 
     def send(self, row: int, tensor: torch.Tensor, target: int) -> None:
-        hub, box = self.hub, self.hub.letters[self.rank, target]
+        hub = self.hub
         with hub.changed:
+            box = hub.letters[self.rank, target]
             letter = (row, tensor.clone())
             box.append(letter)
             hub.changed.notify_all()
@@ -63,8 +65,8 @@ class ThreadTransport:
 
     def receive(self, row: int) -> torch.Tensor:
         hub, source = self.hub, self._expected.pop(row)
-        box = hub.letters[source, self.rank]
         with hub.changed:
+            box = hub.letters[source, self.rank]
             if hub.strict:
                 hub.wait(lambda: bool(box), f"rank {self.rank} receives task {row}")
                 number, tensor = box.popleft()
@@ -120,6 +122,8 @@ def run_threads(
 ) -> list[T]:
     """Call `function(rank, transport)` on one thread a rank and return the results. The first error is raised here,
     after every rank has stopped."""
+    if type(num_ranks) is not int or num_ranks < 1:
+        raise RankError(f"there cannot be {num_ranks!r} ranks; use 1 or more")
     hub = _Hub(num_ranks, strict, timeout)
     results: dict[int, T] = {}
     errors: list[BaseException] = []

@@ -37,6 +37,8 @@ def capture(
         work = Workload(work, inputs, loss=loss, targets=targets, kwargs=kwargs or {})
     if batch_norm not in ("global", "local"):
         raise CaptureError(f"batch_norm={batch_norm!r} is not known; use 'global' or 'local'")
+    if type(batch_dim) is not int or batch_dim < 0:
+        raise CaptureError(f"batch_dim={batch_dim!r} is not an axis, counted from 0")
     if type(chunk) is not int or chunk < 1:
         raise CaptureError(f"chunk={chunk!r} is not a number of time steps; use 1 or more")
-    return build(trace(work, chunk, batch_norm), Settings(batch_dim, batch_norm, chunk))
+    return build(trace(work, chunk, batch_norm), Settings(batch_dim, batch_norm, chunk, work.model.training))

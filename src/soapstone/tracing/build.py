@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from .. import _core
 from ..graph import Op, Operand, OperatorGraph, Settings, Step, Tensor, Value
 from ..rules import UNRULED
@@ -31,6 +33,7 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
         dict(trace.aliases),
         tuple(trace.counters),
         tuple(sorted({c.call.kind for c in trace.calls if c.rule is UNRULED})),
+        tuple(trace.draws),
     )
 
 
@@ -113,4 +116,6 @@ def _step(d: Draft) -> Step:
 
 def _flops(d: Draft) -> int:
     step, rule = _step(d), d.source.rule
+    if rule is UNRULED:  # its dims are made up: one for each axis of each tensor
+        return sum(prod(shape) for shape in d.source.call.outputs)
     return 0 if rule.shape else rule.flops(step.sizes([(0, dim.size) for dim in step.dims]))

@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import CaptureError
 from .rewrite import REWRITES
-from .trace import Recorder, Trace, TraceCall, TraceValue
+from .trace import RANDOM, Recorder, Trace, TraceCall, TraceValue
 from .workload import Workload
 
 _EXPORTING = threading.Lock()  # torch.export keeps global state, and ranks may be threads
@@ -52,6 +52,7 @@ def _export(work: Workload) -> torch.export.ExportedProgram:
             warnings.simplefilter("ignore")
             batch = (*work.inputs, *work.targets)
             program: torch.export.ExportedProgram = torch.export.export(_Training(work), (batch,), strict=False)
+            _detach_frozen_regions(program.graph_module)
             program = program.run_decompositions({})
             return program
     except Exception as error:  # whatever a user's model or torch.export raises
@@ -60,6 +61,18 @@ def _export(work: Workload) -> torch.export.ExportedProgram:
             f"torch.export rejects {type(work.model).__name__}: {reason}; make its forward free of data-dependent "
             "Python control flow, and check that loss and targets fit its output"
         ) from error
+
+
+def _detach_frozen_regions(module: fx.GraphModule) -> None:
+    """What a no_grad region gives out is detached: decomposition inlines the region and forgets that it was one."""
+    for node in module.graph.nodes:
+        if str(node.target) == "wrap_with_set_grad_enabled" and node.args[0] is False:
+            for result in list(node.users):
+                with module.graph.inserting_after(result):
+                    detached = module.graph.call_function(torch.ops.aten.detach.default, (result,))
+                detached.meta = dict(result.meta)
+                result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+    module.recompile()
 
 
 class _Reader:
@@ -89,7 +102,18 @@ class _Reader:
             elif node.op == "output":
                 self._outputs(node)
         self.recorder.drop_dead()
+        self._check_buffers()
         return self.trace
+
+    def _check_buffers(self) -> None:
+        """A buffer that a step changes is read by the one call that changes it: others would see it change or not,
+        depending on where they run."""
+        changed = {v for call in self.trace.calls for v, _ in call.updates}
+        changed |= {i for i, v in enumerate(self.trace.values) if v.name in self.trace.counters}
+        for call in self.trace.calls:
+            for value in changed & set(call.inputs) - {v for v, _ in call.updates}:
+                name = self.trace.values[value].name
+                raise CaptureError(f"the buffer {name!r} changes in each step, but is also read elsewhere; keep a copy")
 
     def _value(self, node: fx.Node, value: TraceValue) -> int:
         self.value_of[node] = self.recorder.value(value)
@@ -128,7 +152,10 @@ class _Reader:
         kind = _kind(node)
         if kind in _CHECKS:
             return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(f"{kind} in {_where(node)} is no tensor operation; capture cannot see inside it")
         if self._is_constant(node, kind):
+            self._refuse_randomness(node, {})
             self._fold(node)
         elif kind in _COPIES:
             self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
@@ -146,10 +173,24 @@ class _Reader:
         with torch.no_grad():
             self.constants[node] = node.target(*fx.map_arg(node.args, real), **fx.map_arg(node.kwargs, real))  # type: ignore[operator]
 
+    @staticmethod
+    def _refuse_randomness(node: fx.Node, args: dict[str, Any]) -> None:
+        """Only dropout's masks are the same on any strategy; other ops may draw only where their dropout is zero."""
+        target: Any = node.target
+        random = torch.Tag.nondeterministic_seeded in target.tags and _kind(node) not in RANDOM
+        if random and args.get("dropout_p", args.get("dropout")) != 0:
+            raise CaptureError(
+                f"{_kind(node)} in {_where(node)} draws random numbers, which would differ between strategies; "
+                "use nn.Dropout, or draw them outside of the model and pass them as an input"
+            )
+
     def _input(self, node: fx.Node) -> int:
         if node not in self.value_of:
             if node not in self.constants:
-                raise CaptureError(f"{node.name} is an output of {_module_path(node) or 'the model'} that has no rule")
+                raise CaptureError(
+                    f"{node.name}, an output of {_where(node)}, is used, but has no rule; a batch norm may be used "
+                    "only once in a step, and of a pooling only its values"
+                )
             self._value(node, _constant(node.name, self.constants[node]))
         return self.value_of[node]
 
@@ -162,6 +203,7 @@ class _Reader:
         rewrite = REWRITES.get(kind)
         outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
         if outputs is None:
+            self._refuse_randomness(node, args)
             metas = metas[: _num_outputs(kind, metas)]
             outputs = self.recorder.emit(
                 self.kinds.get(kind, kind),
@@ -226,7 +268,7 @@ class _Reader:
         if node.target is operator.getitem and source in self.steps:
             value = next(i for i, v in enumerate(self.trace.values) if v.source == "buffer" and v.name == buffer)
             self.steps[source].updates.append((value, node.args[1]))  # type: ignore[arg-type]
-        elif _kind(node) == "add" and source in self.buffer_of and node.args[1] == 1:
+        elif _kind(node) == "add" and source in self.buffer_of and node.args[1:] == (1,) and not node.kwargs:
             self.trace.counters.append(buffer)
         else:
             raise CaptureError(f"the model changes its buffer {buffer!r} in a way that has no rule; keep it constant")
@@ -258,7 +300,10 @@ def _constant(name: str, tensor: torch.Tensor) -> TraceValue:
     value = _described(name, tensor)
     value.source = "constant"
     flat = tensor.detach().reshape(-1)
-    if flat.numel() and bool((flat == flat[0]).all()):
+    if not flat.numel():
+        raise CaptureError(f"the constant {name!r} of shape {list(tensor.shape)} has no elements")
+    exact = value.dtype != "int64" or abs(int(flat[0])) < 2**53  # a fill is kept as a float
+    if exact and bool((flat == flat[0]).all()):
         value.fill = float(flat[0])
     else:
         value.data = base64.b64encode(flat.contiguous().view(torch.uint8).numpy().tobytes()).decode()
@@ -276,6 +321,10 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise CaptureError(f"the argument {value!r} of an op is of a type that a graph cannot hold")
+
+
+def _where(node: fx.Node) -> str:
+    return f"module {_module_path(node)!r}" if _module_path(node) else "the model"
 
 
 def _module_path(node: fx.Node) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import CaptureError
 from .trace import Recorder, Shape
 
 Inputs = dict[str, int]
@@ -94,6 +95,16 @@ def broadcast_tensors(to: Recorder, inputs: Inputs, args: dict[str, Any], output
 
 
 # Shapes
+
+
+def copy(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+    """What is left of an assignment: the source, in the target's shape."""
+    source = inputs["src"]
+    if to.dtype(source) != to.dtype(inputs["self"]):
+        return None
+    if to.shape(source) == outputs[0]:
+        return [source]
+    return to.emit("expand", {"self": source}, {"size": list(outputs[0]), "implicit": False}, outputs[0])
 
 
 def roll(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
@@ -223,7 +234,7 @@ def attention(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
         return None
     q, k, v = inputs["query"], inputs["key"], inputs["value"]
     if to.shape(q)[:-2] != to.shape(k)[:-2]:
-        return None
+        raise CaptureError("attention with dropout and grouped queries has no rule; repeat the keys and values")
     *outer, length, width = to.shape(q)
     keys = to.shape(k)[-2]
     scale = args["scale"] if args["scale"] is not None else 1 / math.sqrt(width)
@@ -263,6 +274,7 @@ REWRITES: dict[str, Rewrite] = {
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
     "unbind": unbind,
     "broadcast_tensors": broadcast_tensors,
+    "copy": copy,
     "roll": roll,
     "index": index,
     "pad": pad,

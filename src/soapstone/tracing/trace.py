@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import CaptureError
+from ..graph import Draw
 from ..rules import Call, Rule, rule_for
 
 Shape = tuple[int, ...]
-_RANDOM = {"dropout", "native_dropout"}
+RANDOM = {"dropout", "native_dropout"}
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Trace:
     loss: int = -1
     aliases: dict[str, str] = field(default_factory=dict)
     counters: list[str] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
 
 
 class Recorder:
@@ -49,9 +52,10 @@ class Recorder:
         self.trace = Trace()
         self.chunk = chunk  # how many time steps of a recurrent layer make one op
         self.name = self.module = ""
-        self._draws = 0
 
     def value(self, value: TraceValue) -> int:
+        if 0 in value.shape:
+            raise CaptureError(f"{value.name} of shape {list(value.shape)} has no elements; capture with at least one")
         self.trace.values.append(value)
         return len(self.trace.values) - 1
 
@@ -73,9 +77,9 @@ class Recorder:
     ) -> list[int]:
         """Add a call and return its outputs; their dtype is the first input's unless `dtypes` says otherwise."""
         values = self.trace.values
-        if kind in _RANDOM:  # numbered, so that masks can be drawn in eager order
-            args = {**args, "draw": self._draws}
-            self._draws += 1
+        if kind in RANDOM:  # numbered, so that masks can be drawn in eager order
+            args = {**args, "draw": len(self.trace.draws)}
+            self.trace.draws.append(Draw(outputs[0], float(args["p"])))
         numbers = list(inputs.values())
         call = Call(kind, overload, tuple(inputs), tuple(values[i].shape for i in numbers), tuple(outputs), args)
         grad = kind != "detach" and any(values[i].grad for i in numbers)
@@ -95,6 +99,9 @@ class Recorder:
             if needed & set(call.outputs):
                 needed |= set(call.inputs)
                 kept.append(call)
+            elif call.updates:
+                where = call.module or "the model"
+                raise CaptureError(f"what {call.call.kind.strip('_')} in {where} makes is not used; leave it out")
             if any(v in trained and trace.values[v].grad for v in call.outputs):
                 trained |= set(call.inputs)
         trace.calls = kept[::-1]

@@ -28,6 +28,8 @@ class Workload:
             raise CaptureError(f"the model must be an nn.Module, not {type(self.model).__name__}")
         for name in ("inputs", "targets"):
             given = getattr(self, name)
+            if not isinstance(given, torch.Tensor | tuple | list):
+                raise CaptureError(f"{name} must be a tuple of tensors, not {type(given).__name__}")
             tensors = (given,) if isinstance(given, torch.Tensor) else tuple(given)
             for i, tensor in enumerate(tensors):
                 if not isinstance(tensor, torch.Tensor):
