@@ -67,6 +67,69 @@ class LSTM(nn.Module):
         return y
 
 
+class GPT(nn.Module):
+    """Pre-norm blocks with a fused QKV projection, causal attention, GELU and a tied head."""
+
+    def __init__(self, vocab: int = 17, length: int = 6, width: int = 8, heads: int = 2, layers: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.token, self.position = nn.Embedding(vocab, width), nn.Embedding(length + 2, width)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "norm2": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
+            for _ in range(layers)
+        )
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        batch, length = tokens.shape
+        x = self.token(tokens) + self.position(torch.arange(length))
+        for block in self.blocks:
+            assert isinstance(block, nn.ModuleDict)
+            pieces = block["qkv"](block["norm1"](x)).chunk(3, 2)
+            q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in pieces)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + block["out"](y.transpose(1, 2).reshape(batch, length, -1))
+            x = x + block["down"](F.gelu(block["up"](block["norm2"](x))))
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Transformer(nn.Module):
+    """torch's own, with dropout inside attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Transformer(8, 2, 1, 1, 16, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.body(x, x))
+        return y
+
+
+class Recurrent(nn.Module):
+    """Whole recurrent layers: bidirectional, stacked with dropout, LSTM and GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True, dropout=0.2)
+        self.gru, self.head = nn.GRU(10, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.gru(self.lstm(x)[0])[0][:, -1])
+        return y
+
+
 @dataclass(frozen=True)
 class Case:
     """A model with its loss, and how to make its batches."""
@@ -98,4 +161,21 @@ CASES = {
         CNN, F.cross_entropy, lambda: (torch.randn(5, 3, 8, 8, dtype=torch.float64), torch.randint(0, 5, (5,)))
     ),
     "lstm": Case(LSTM, _tokens, lambda: (torch.randint(0, 11, (5, 3)), torch.randint(0, 11, (5, 3)))),
+}
+
+# Models of more families, for the equality tests alone.
+MORE = {
+    "gpt": Case(
+        GPT,
+        lambda logits, targets: F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1)),
+        lambda: (torch.randint(0, 17, (4, 6)), torch.randint(0, 17, (4, 6))),
+    ),
+    "transformer": Case(
+        Transformer,
+        F.mse_loss,
+        lambda: (torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(3, 5, 3, dtype=torch.float64)),
+    ),
+    "recurrent": Case(
+        Recurrent, F.cross_entropy, lambda: (torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,)))
+    ),
 }

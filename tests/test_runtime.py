@@ -16,25 +16,26 @@ import soapstone as ss
 from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.draws import CounterDraws
 
-from .models import CASES
+from .models import CASES, MORE
 from .training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
+ALL = CASES | MORE
 SEEDING = threading.Lock()  # torch's seed is global: one rank at a time makes its model and graph
 SEEDS = 75  # random strategies a model
 
 
 @cache
 def reference(name: str) -> Record:
-    return train_plain(CASES[name])
+    return train_plain(ALL[name])
 
 
 @cache
 def captured(name: str) -> ss.OperatorGraph:
-    return ss.capture(CASES[name].workload())
+    return ss.capture(ALL[name].workload())
 
 
 def train(name: str, topology: ss.Topology, strategy: ss.Strategy, *, strict: bool = True) -> list[Record]:
-    case, graph = CASES[name], captured(name)
+    case, graph = ALL[name], captured(name)
     workloads = [case.workload() for _ in topology.devices]
     batches = case.batches(STEPS)
     torch.manual_seed(SEED)
@@ -52,6 +53,12 @@ def test_a_random_strategy_trains_like_one_device(name: str, seed: int) -> None:
     strategy = ss.baselines.random(captured(name), topology, seed=seed)
     for record in train(name, topology, strategy):
         assert_same(record, reference(name))
+
+
+@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("seed", range(16))
+def test_models_of_more_families_train_like_one_device(name: str, seed: int) -> None:
+    test_a_random_strategy_trains_like_one_device(name, seed)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -177,6 +177,7 @@ class Draw:
 
     shape: tuple[int, ...]
     p: float
+    order: tuple[int, ...]  # the axes, outermost in memory first: torch draws in memory's order
 
 
 @dataclass(frozen=True, slots=True)

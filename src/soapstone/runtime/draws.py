@@ -68,8 +68,9 @@ class ReplayDraws:
         self.masks = {}
         for number, draw in enumerate(self.draws):
             if 0 < draw.p < 1:
-                mask = torch.empty(draw.shape, dtype=torch.bool)
-                self.masks[number] = mask.bernoulli_(1 - draw.p, generator=self.generator)
+                mask = torch.empty([draw.shape[axis] for axis in draw.order], dtype=torch.bool)
+                mask.bernoulli_(1 - draw.p, generator=self.generator)
+                self.masks[number] = mask.permute([draw.order.index(axis) for axis in range(mask.ndim)])
 
     def keep(self, place: Place) -> torch.Tensor:
         mask = self.masks[place.args["draw"]]

@@ -198,6 +198,9 @@ class _Reader:
         inputs, args = self._arguments(node)
         several = isinstance(node.meta["val"], tuple | list)
         metas = node.meta["val"] if several else [node.meta["val"]]
+        if kind in RANDOM:
+            stride = node.all_input_nodes[0].meta["val"].stride()
+            args["order"] = sorted(range(len(stride)), key=lambda axis: -stride[axis])
         target: Any = node.target
         self.recorder.name, self.recorder.module = node.name, _module_path(node)
         rewrite = REWRITES.get(kind)

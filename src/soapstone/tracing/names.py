@@ -74,26 +74,30 @@ def name_dims(ops: tuple[Op, ...], tensors: tuple[Tensor, ...], settings: Settin
         if t.source == "input" and len(t.shape) > settings.batch_dim
     }
     given: dict[Hashable, set[str]] = {root: {"sample"} for root in batch}
+    weak: dict[Hashable, set[str]] = {}  # the factors of a refined dim are not each what the whole was
     for o, op in enumerate(ops):
         for s, step in enumerate(op.steps):
+            counts = Counter(step_dim.name for step_dim in step.dims)
             for d, step_dim in enumerate(step.dims):
                 if not _PLACEHOLDER.fullmatch(step_dim.name):
-                    given.setdefault(classes.find(("dim", o, s, d)), set()).add(step_dim.name)
+                    names = given if counts[step_dim.name] == 1 else weak
+                    names.setdefault(classes.find(("dim", o, s, d)), set()).add(step_dim.name)
     named = []
     for o, op in enumerate(ops):
         roots = [classes.find(("dim", o, dim.step, dim.step_dim)) for dim in op.dims]
-        names = unique([_choose(dim, given.get(root, set())) for dim, root in zip(op.dims, roots)])
+        chosen = unique([_choose(d, given.get(r, set()), weak.get(r, set())) for d, r in zip(op.dims, roots)])
         kinds = ["sample" if root in batch else dim.kind for dim, root in zip(op.dims, roots)]
-        dims = [replace(dim, name=name, kind=kind) for dim, name, kind in zip(op.dims, names, kinds)]
+        dims = [replace(dim, name=name, kind=kind) for dim, name, kind in zip(op.dims, chosen, kinds)]
         named.append(replace(op, dims=tuple(dims)))
     return tuple(named)
 
 
-def _choose(dim: Dim, names: set[str]) -> str:
-    own = None if _PLACEHOLDER.fullmatch(dim.name) else dim.name
+def _choose(dim: Dim, names: set[str], weak: set[str]) -> str:
+    own = None if _PLACEHOLDER.fullmatch(dim.name) or dim.name == "sample" else dim.name
     if dim.extra and own:
         return own
-    return next((n for n in PRIORITY if n in names), own or min(names, default=UNNAMED))
+    found = next((n for n in PRIORITY if n in names), own or min(names, default=None))
+    return found or min(weak - {"sample"}, default=UNNAMED)
 
 
 def _link(ops: tuple[Op, ...], tensors: tuple[Tensor, ...]) -> Classes:

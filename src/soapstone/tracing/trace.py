@@ -78,8 +78,9 @@ class Recorder:
         """Add a call and return its outputs; their dtype is the first input's unless `dtypes` says otherwise."""
         values = self.trace.values
         if kind in RANDOM:  # numbered, so that masks can be drawn in eager order
+            order = tuple(args.get("order", range(len(outputs[0]))))
             args = {**args, "draw": len(self.trace.draws)}
-            self.trace.draws.append(Draw(outputs[0], float(args["p"])))
+            self.trace.draws.append(Draw(outputs[0], float(args["p"]), order))
         numbers = list(inputs.values())
         call = Call(kind, overload, tuple(inputs), tuple(values[i].shape for i in numbers), tuple(outputs), args)
         grad = kind != "detach" and any(values[i].grad for i in numbers)
