@@ -19,6 +19,7 @@ PUBLIC_NAMES = [
     "parallelize",
     "run_threads",
     "simulate",
+    "zoo",
 ]
 
 

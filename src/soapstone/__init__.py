@@ -17,6 +17,7 @@ from .strategy import Configuration, Strategy
 from .topology import Topology
 
 if TYPE_CHECKING:
+    from . import zoo
     from .runtime import parallelize, run_threads
     from .tracing import Workload, capture
 
@@ -34,12 +35,15 @@ __all__ = [
     "parallelize",
     "run_threads",
     "simulate",
+    "zoo",
 ]
 
 _LAZY = {"Workload": "tracing", "capture": "tracing", "parallelize": "runtime", "run_threads": "runtime"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "zoo":
+        return import_module(".zoo", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_LAZY[name]}", __name__), name)

@@ -62,11 +62,14 @@ class BatchCheck:
 
 def _ranges(op: Op) -> Iterator[tuple[int, Range]]:
     tensor_of = {operand.value: operand.tensor for operand in op.inputs}
+    source = {v: step.inputs[0] for step in op.steps for v in step.outputs if len(step.inputs) == 1}
     for step in op.steps:
         if not step.ruled or step.kind not in _LOOKUPS:
             continue
         slot, dim = _LOOKUPS[step.kind]
         value = step.inputs[step.slots.index(slot)]
+        while value in source:  # a view or a slice of it holds the same numbers
+            value = source[value]
         if value in tensor_of:
             end = next(d.size for d in step.dims if d.name == dim)
             yield tensor_of[value], Range(op.name, end, step.args.get("ignore_index"))

@@ -1,0 +1,146 @@
+"""Today's models: GPT-2, Llama and ViT."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Attention(nn.Module):
+    """Self-attention; fewer key heads than query heads share theirs, `rotary` turns queries and keys by position."""
+
+    def __init__(
+        self, width: int, heads: int, *, key_heads: int | None = None, causal: bool, bias: bool, rotary: bool = False
+    ) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.causal, self.rotary = heads, key_heads or heads, causal, rotary
+        self.size = width // heads
+        keys = self.key_heads * self.size
+        self.query, self.out = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
+        self.key, self.value = nn.Linear(width, keys, bias=bias), nn.Linear(width, keys, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+
+        def split(y: torch.Tensor, heads: int) -> torch.Tensor:
+            return y.view(batch, length, heads, self.size).transpose(1, 2)
+
+        q, k, v = (
+            split(self.query(x), self.heads),
+            split(self.key(x), self.key_heads),
+            split(self.value(x), self.key_heads),
+        )
+        if self.rotary:
+            q, k = rotate(q), rotate(k)
+        shared = self.key_heads != self.heads
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=shared)
+        out: torch.Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding: the halves of each head are turned by an angle that grows with the position."""
+    length, half = x.shape[-2], x.shape[-1] // 2
+    speed = 10_000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    angle = torch.arange(length, dtype=x.dtype)[:, None] * speed
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return x * torch.cat([angle.cos()] * 2, -1) + turned * torch.cat([angle.sin()] * 2, -1)
+
+
+class GELUBlock(nn.Module):
+    """Layer norm, attention and a GELU network, each beside a shortcut."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, causal=causal, bias=True)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        y: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return y
+
+
+class GPT2(nn.Module):
+    """124 million parameters by default; the head is the token embedding."""
+
+    def __init__(
+        self, vocab: int = 50_257, length: int = 1024, width: int = 768, heads: int = 12, layers: int = 12
+    ) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(GELUBlock(width, heads, causal=True) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        logits: torch.Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
+
+
+class LlamaBlock(nn.Module):
+    """RMS norm, rotary attention with shared key heads, and a gated network."""
+
+    def __init__(self, width: int, heads: int, key_heads: int, inner: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(width, 1e-5), nn.RMSNorm(width, 1e-5)
+        self.attention = Attention(width, heads, key_heads=key_heads, causal=True, bias=False, rotary=True)
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        h = self.norm2(x)
+        y: torch.Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return y
+
+
+class Llama(nn.Module):
+    """By default a small one of 1.1 billion parameters (the sizes of TinyLlama)."""
+
+    def __init__(
+        self,
+        vocab: int = 32_000,
+        width: int = 2048,
+        heads: int = 32,
+        key_heads: int = 4,
+        inner: int = 5632,
+        layers: int = 22,
+    ) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocab, width)
+        self.blocks = nn.Sequential(*(LlamaBlock(width, heads, key_heads, inner) for _ in range(layers)))
+        self.norm, self.head = nn.RMSNorm(width, 1e-5), nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.norm(self.blocks(self.token(tokens))))
+        return logits
+
+
+class ViT(nn.Module):
+    """A vision transformer; by default ViT-B/16 with 86 million parameters."""
+
+    def __init__(
+        self,
+        image: int = 224,
+        patch: int = 16,
+        width: int = 768,
+        heads: int = 12,
+        layers: int = 12,
+        classes: int = 1000,
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.position = nn.Parameter(torch.randn(1, (image // patch) ** 2 + 1, width) * 0.02)
+        self.blocks = nn.Sequential(*(GELUBlock(width, heads, causal=False) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.position
+        logits: torch.Tensor = self.head(self.norm(self.blocks(x))[:, 0])
+        return logits

@@ -1,0 +1,134 @@
+"""The zoo: published sizes, and every model at small size trains alike on any strategy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import soapstone as ss
+from soapstone import zoo
+from soapstone.runtime import ThreadTransport
+from soapstone.zoo.cnn import AlexNet, Inception, ResNet
+from soapstone.zoo.rnn import NMT, RNNLM, RNNTC
+from soapstone.zoo.transformer import GPT2, Llama, ViT
+
+from .training import Record as Record
+from .training import assert_same, optimizer_of
+
+PUBLISHED = {  # millions of parameters
+    "AlexNet": (AlexNet, 61.1),
+    "ResNet-101": (ResNet, 44.5),
+    "Inception-v3": (Inception, 23.8),
+    "GPT-2": (GPT2, 124.4),
+    "ViT-B/16": (ViT, 86.6),
+    "TinyLlama": (Llama, 1100.0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    model, millions = PUBLISHED[name]
+    with torch.device("meta"):
+        count = sum(p.numel() for p in model().parameters())
+    assert count == pytest.approx(millions * 1e6, rel=2e-3)
+
+
+def test_the_recurrent_models_have_the_papers_sizes() -> None:
+    with torch.device("meta"):
+        shapes = {kind: {tuple(p.shape) for p in kind().parameters()} for kind in (RNNTC, RNNLM, NMT)}
+    assert (4 * 1024, 1024) in shapes[RNNTC]
+    assert (4 * 2048, 2048) in shapes[RNNLM]
+    assert (32_000, 1024) in shapes[NMT]
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "lenet": {"batch": 3},
+    "alexnet": {"batch": 2, "image": 96, "width": 4, "hidden": 12, "classes": 5},
+    "inception-v3": {"batch": 3, "image": 139, "divide": 16, "classes": 5},
+    "resnet-101": {"batch": 3, "image": 32, "width": 4, "blocks": (1, 1, 1, 1), "classes": 5},
+    "rnntc": {"batch": 3, "vocab": 11, "length": 3, "hidden": 6, "layers": 2},
+    "rnnlm": {"batch": 3, "vocab": 11, "length": 3, "hidden": 6},
+    "nmt": {"batch": 3, "vocab": 11, "length": 3, "hidden": 6},
+    "gpt2": {"batch": 3, "vocab": 17, "length": 6, "width": 8, "heads": 2, "layers": 2},
+    "llama": {"batch": 3, "vocab": 17, "length": 6, "width": 16, "heads": 4, "key_heads": 2, "inner": 12, "layers": 2},
+    "vit": {"batch": 3, "image": 16, "patch": 8, "width": 8, "heads": 2, "layers": 2, "classes": 5},
+}
+
+
+def workload(name: str) -> ss.Workload:
+    torch.manual_seed(3)
+    work = zoo.load(name, **SMALL[name])
+    doubles = tuple(x.double() if x.is_floating_point() else x for x in work.inputs)
+    return replace(work, model=work.model.double(), inputs=doubles)
+
+
+@cache
+def captured(name: str) -> ss.OperatorGraph:
+    return ss.capture(workload(name))
+
+
+@cache
+def reference(name: str) -> Record:
+    work = workload(name)
+    optimizer, losses, gradients = optimizer_of(work.model.parameters()), [], []
+    torch.manual_seed(5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = work.compute_loss(*work.inputs, *work.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
+        gradients.append({n: p.grad.clone() for n, p in work.model.named_parameters() if p.grad is not None})
+        optimizer.step()
+    return Record(losses, gradients, {n: t.clone() for n, t in work.model.state_dict().items()})
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_zoo_model_trains_like_one_device(name: str, seed: int) -> None:
+    graph, topology = captured(name), ss.Topology.parse(f"cpu:1x{2 + seed}")
+    chosen = ss.baselines.data_parallel if seed == 0 else None
+    strategy = chosen(graph, topology) if chosen else ss.baselines.random(graph, topology, seed=seed)
+    wanted = reference(name)
+    works = [workload(name) for _ in topology.devices]
+    torch.manual_seed(5)
+
+    def run(rank: int, transport: ThreadTransport) -> Record:
+        work = works[rank]
+        parallel = ss.parallelize(work, graph, topology, strategy, dropout="replay", transport=transport)
+        optimizer, losses, gradients = optimizer_of(parallel.parameters()), [], []
+        for _ in range(2):
+            losses.append(parallel.step(*work.inputs, *work.targets))
+            gradients.append(parallel.gradients())
+            optimizer.step()
+        return Record(losses, gradients, parallel.state_dict())
+
+    for record in ss.run_threads(topology.num_devices, run, strict=True):
+        assert_same(record, wanted)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_almost_all_flops_can_be_split_in_two_dims(name: str) -> None:
+    """Norms and losses, which split in one, weigh more in models this small."""
+    graph = captured(name)
+    assert graph.unruled == ()
+    split = sum(op.flops for op in graph.ops if sum(dim.splittable for dim in op.dims) >= 2)
+    assert split >= 0.98 * sum(op.flops for op in graph.ops)
+
+
+def test_unknown_names_and_sizes_get_a_sentence() -> None:
+    with pytest.raises(ss.SoapstoneError, match="the zoo has no 'vgg'; it has lenet"):
+        zoo.load("vgg")
+    with pytest.raises(ss.SoapstoneError, match="batch=0 is not a number of samples"):
+        zoo.load("lenet", batch=0)
+    with pytest.raises(ss.SoapstoneError, match=r"lenet cannot be made with \{'depth': 3\}"):
+        zoo.load("lenet", depth=3)
+
+
+def test_the_zoo_is_made_of_modules() -> None:
+    assert all(isinstance(workload(name).model, nn.Module) for name in zoo.names())
+    assert set(SMALL) == set(zoo.names())
