@@ -308,7 +308,7 @@ class Cases:
     def _transposed(self, count: int, size: Draw, flag: Draw) -> Any:
         groups, stride, dilation = size(1, 2), size(1, 3), size(1, 2)
         kernel = [size(1, 3) for _ in range(count)]
-        padding = size(0, min(dilation * (k - 1) for k in kernel))
+        padding = size(0, min(dilation * (k - 1) for k in kernel) // 2)
         extra = size(0, max(stride, dilation) - 1)
         x = rand(size(1, 3), groups * size(1, 2), *[size(1, 5) for _ in kernel])
         weight = rand(x.shape[1], size(1, 2), *kernel)

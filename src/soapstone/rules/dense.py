@@ -53,8 +53,8 @@ def _attention(call: Call) -> str:
     keys, queries = " ".join(outer), " ".join(heads)
     line = f"{queries} length d, {keys} {key} d, {keys} {key} dv"
     if "attn_mask" in call.slots:
-        names = [*heads, "length", "key"]
-        line += ", " + " ".join(names[len(names) - len(call.shape("attn_mask")) :])
+        shape, names = call.shape("attn_mask"), [*heads, "length", "key"]
+        line += ", " + " ".join("1" if n == 1 else name for n, name in zip(shape, names[len(names) - len(shape) :]))
     return f"{line} -> {queries} length dv"
 
 
