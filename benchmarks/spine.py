@@ -41,8 +41,7 @@ def capture_times(case: Case) -> list[float]:
         def forward(self, *batch: torch.Tensor) -> torch.Tensor:
             return work.compute_loss(*batch)
 
-    batch = (*work.inputs, *work.targets)
-    return interleaved(lambda: ss.capture(work), lambda: torch.export.export(Training(), batch, strict=False))
+    return interleaved(lambda: ss.capture(work), lambda: torch.export.export(Training(), work.batch, strict=False))
 
 
 def play_times(case: Case) -> tuple[int, list[float]]:

@@ -585,7 +585,7 @@ def check_ops(graph: OperatorGraph, work: Workload, draw: Callable[[int, int], i
     state = dict(work.model.named_parameters()) | dict(work.model.named_buffers())
     values: dict[int, torch.Tensor] = {}
     batch = iter(graph.inputs)
-    for x in (*work.inputs, *work.targets):
+    for x in work.batch:
         values[next(batch)] = x
     for i, t in enumerate(graph.tensors):
         if t.source in ("parameter", "buffer"):
@@ -605,7 +605,7 @@ def check_ops(graph: OperatorGraph, work: Workload, draw: Callable[[int, int], i
         values.update({o.tensor: x for o, x in zip(op.outputs, whole)})
     if any("draw" in step.args for op in graph.ops for step in op.steps):
         return  # its own masks, not torch's
-    close(values[graph.loss], work.compute_loss(*work.inputs, *work.targets).detach())
+    close(values[graph.loss], work.compute_loss(*work.batch).detach())
 
 
 def forward_backward(graph: OperatorGraph, index: int, degrees: list[int], inputs: list[torch.Tensor]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -223,6 +224,41 @@ def test_state_that_no_op_reads_is_kept_and_loaded() -> None:
         assert all(torch.equal(state[name], before[name] + 7) for name in before)
 
     ss.run_threads(2, act, strict=True)
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class OwnLoss(nn.Module):
+    """Takes its targets by keyword and returns its own loss, beside other things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, *, scale: float, labels: torch.Tensor) -> Output:
+        logits = self.linear(x) * scale
+        return Output(nn.functional.cross_entropy(logits, labels), logits)
+
+
+def test_keyword_tensors_are_part_of_the_batch() -> None:
+    torch.manual_seed(0)
+    kwargs = {"scale": 2.0, "labels": torch.randint(0, 3, (6,))}
+    works = [ss.Workload(OwnLoss(), (torch.randn(6, 4),), kwargs=kwargs) for _ in range(2)]
+    works[1].model.load_state_dict(works[0].model.state_dict())
+    graph, topology = ss.capture(works[0]), ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.random(graph, topology, seed=1)
+    batch = (torch.randn(6, 4), torch.randint(0, 3, (6,)))  # other labels than at capture
+    wanted = works[0].compute_loss(*batch).detach()
+
+    def act(rank: int, transport: ThreadTransport) -> torch.Tensor:
+        return ss.parallelize(works[rank], graph, topology, strategy, transport=transport).step(*batch)
+
+    for loss in ss.run_threads(2, act, strict=True):
+        assert torch.allclose(loss, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bucket_bytes", [64, 10**9])

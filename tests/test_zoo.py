@@ -79,7 +79,7 @@ def reference(name: str) -> Record:
     torch.manual_seed(5)
     for _ in range(2):
         optimizer.zero_grad()
-        loss = work.compute_loss(*work.inputs, *work.targets)
+        loss = work.compute_loss(*work.batch)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
         gradients.append({n: p.grad.clone() for n, p in work.model.named_parameters() if p.grad is not None})
@@ -102,7 +102,7 @@ def test_a_zoo_model_trains_like_one_device(name: str, seed: int) -> None:
         parallel = ss.parallelize(work, graph, topology, strategy, dropout="replay", transport=transport)
         optimizer, losses, gradients = optimizer_of(parallel.parameters()), [], []
         for _ in range(2):
-            losses.append(parallel.step(*work.inputs, *work.targets))
+            losses.append(parallel.step(*work.batch))
             gradients.append(parallel.gradients())
             optimizer.step()
         return Record(losses, gradients, parallel.state_dict())

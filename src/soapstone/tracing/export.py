@@ -50,8 +50,7 @@ def _export(work: Workload) -> torch.export.ExportedProgram:
     try:
         with _EXPORTING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            batch = (*work.inputs, *work.targets)
-            program: torch.export.ExportedProgram = torch.export.export(_Training(work), (batch,), strict=False)
+            program: torch.export.ExportedProgram = torch.export.export(_Training(work), (work.batch,), strict=False)
             _detach_frozen_regions(program.graph_module)
             program = program.run_decompositions({})
             return program

@@ -15,7 +15,10 @@ from ..errors import CaptureError
 @dataclass(frozen=True)
 class Workload:
     """A model with example tensors of the whole batch. The loss is `loss(model(*inputs, **kwargs), *targets)`; with
-    `loss=None` the model returns it. Raises CaptureError where an argument is not what it should be."""
+    `loss=None` the model returns it, alone, first in a tuple, or as `output.loss`. Raises CaptureError where an
+    argument is not what it should be.
+
+    A step's batch is the inputs, then the tensors among the keyword arguments, then the targets: `work.batch`."""
 
     model: nn.Module
     inputs: tuple[torch.Tensor, ...]
@@ -38,8 +41,24 @@ class Workload:
         if self.targets and self.loss is None:
             raise CaptureError("targets are given, but no loss that takes them; pass loss=")
 
+    @property
+    def batch(self) -> tuple[torch.Tensor, ...]:
+        """The example tensors in the order in which a step takes them."""
+        return (*self.inputs, *(self.kwargs[name] for name in self._named), *self.targets)
+
+    @property
+    def _named(self) -> list[str]:
+        return [name for name, value in self.kwargs.items() if isinstance(value, torch.Tensor)]
+
     def compute_loss(self, *batch: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch (inputs, then targets) on one device, as plain PyTorch computes it."""
-        inputs, targets = batch[: len(self.inputs)], batch[len(self.inputs) :]
-        output = self.model(*inputs, **self.kwargs)
-        return output if self.loss is None else self.loss(output, *targets)
+        """The loss of a batch on one device, as plain PyTorch computes it."""
+        first, last = len(self.inputs), len(self.inputs) + len(self._named)
+        named = dict(zip(self._named, batch[first:last]))
+        output = self.model(*batch[:first], **{**self.kwargs, **named})
+        return _own_loss(output) if self.loss is None else self.loss(output, *batch[last:])
+
+
+def _own_loss(output: Any) -> Any:
+    if isinstance(output, tuple | list) and output:
+        return output[0]
+    return output if isinstance(output, torch.Tensor) else getattr(output, "loss", output)
