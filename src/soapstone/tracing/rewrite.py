@@ -248,10 +248,12 @@ def attention(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
     elif "attn_mask" in inputs:
         mask = inputs["attn_mask"]
         if to.dtype(mask) == "bool":
-            return None
-        scores = to.emit(
-            "add", {"self": scores, "other": mask}, {"alpha": 1}, shape, overload="Tensor", pointwise=True
-        )[0]
+            hidden = to.emit("logical_not", {"self": mask}, {}, to.shape(mask), pointwise=True)[0]
+            both, fill = {"self": scores, "mask": hidden}, {"value": -math.inf}
+            scores = to.emit("masked_fill", both, fill, shape, overload="Scalar", pointwise=True)[0]
+        else:
+            both = {"self": scores, "other": mask}
+            scores = to.emit("add", both, {"alpha": 1}, shape, overload="Tensor", pointwise=True)[0]
     weights = to.emit("softmax", {"self": scores}, {"dim": -1, "dtype": None}, shape, overload="int")[0]
     weights = to.emit("native_dropout", {"input": weights}, {"p": p, "train": True}, shape)[0]
     return to.emit("matmul", {"self": weights, "other": v}, {}, outputs[0])
