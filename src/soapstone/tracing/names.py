@@ -12,7 +12,7 @@ from .trace import TraceCall
 
 PRIORITY = ("sample", "height", "width", "head", "length", "hidden", "channel")
 UNNAMED = "length"
-_PLACEHOLDER = re.compile(r"(b|s|o)\.\d+|[xrio]\d+|v\d+_\d+|new\d*")  # what generated rule lines call their dims
+_PLACEHOLDER = re.compile(r"(b|s|o|j)\.\d+|[xrion]\d+|v\d+_\d+|new\d*|picked\d+")  # in generated lines
 
 
 class Classes:
