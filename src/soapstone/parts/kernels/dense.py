@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..place import Place, Tensors, call, combined, compute, kernel
+from ..place import Place, Tensors, combined, compute, kernel
 
 
 @combined("matmul", "mm", "bmm", "einsum", "sum", "mean", "embedding", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -71,9 +71,3 @@ def _attention(place: Place, inputs: Tensors) -> torch.Tensor:
         mask = keys <= rows
     scale = place.args["scale"]
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, False, scale=scale, enable_gqa=gqa)
-
-
-@kernel("einsum")
-def _einsum(place: Place, inputs: Tensors) -> torch.Tensor:
-    result: torch.Tensor = call(place, inputs)
-    return result
