@@ -506,9 +506,6 @@ class Cases:
         ids = torch.randint(0, 5, (bags, count))
         return lambda i, w: F.embedding_bag(i, w, mode=mode), [ids], [rand(5, 3)]
 
-    def local_batch_norm(self, size: Draw, flag: Draw) -> Any:
-        return self._native_batch_norm_legit_functional(size, flag)
-
     def _recurrent(self, kind: Any, size: Draw, flag: Draw) -> Any:
         net = kind(3, size(1, 4), size(1, 2), bias=flag(), batch_first=flag(), bidirectional=flag()).double()
 
@@ -547,11 +544,12 @@ SAME = {
     "l1_loss": "smooth_l1_loss huber_loss",
     "binary_cross_entropy": "binary_cross_entropy_with_logits",
 }
+ELSEWHERE = {"local_batch_norm"}  # its parts differ from the whole on purpose: tests/test_runtime.py
 CASE_OF = {kind: case for case, kinds in SAME.items() for kind in kinds.split()}
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {CASE_OF.get(kind, kind) for kind in RULES} <= set(NAMES)
+    assert {CASE_OF.get(kind, kind) for kind in RULES} - ELSEWHERE <= set(NAMES)
 
 
 def loss_of(output: torch.Tensor) -> torch.Tensor:

@@ -261,6 +261,50 @@ def test_keyword_tensors_are_part_of_the_batch() -> None:
         assert torch.allclose(loss, wanted, rtol=1e-5)
 
 
+class Normed(nn.Module):
+    """Batch norm over the whole batch, or over some parts of it one by one: what local statistics mean. The first
+    part's go into the buffers."""
+
+    def __init__(self, parts: int = 1) -> None:
+        super().__init__()
+        self.parts = parts
+        self.first, self.norm, self.last = nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        first, *rest = (x[i * len(x) // self.parts : (i + 1) * len(x) // self.parts] for i in range(self.parts))
+        norm, F = self.norm, nn.functional
+        others = [F.batch_norm(part, None, None, norm.weight, norm.bias, True, 0.1, norm.eps) for part in rest]
+        y: torch.Tensor = self.last(torch.relu(torch.cat([norm(first), *others])))
+        return y
+
+
+def test_local_batch_norm_equals_norms_of_the_parts() -> None:
+    batch = (torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64))
+    topology = ss.Topology.parse("cpu:1x3")
+    torch.manual_seed(0)
+    plain = Normed(parts=3).double()
+    state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+    loss = nn.functional.mse_loss(plain(batch[0]), batch[1])
+    loss.backward()  # type: ignore[no-untyped-call]
+    works = [
+        ss.Workload(Normed().double(), batch[:1], loss=nn.functional.mse_loss, targets=batch[1:]) for _ in range(3)
+    ]
+    for work in works:
+        work.model.load_state_dict(state)
+    graph = ss.capture(works[0], batch_norm="local")
+    strategy = ss.baselines.data_parallel(graph, topology)
+
+    def act(rank: int, transport: ThreadTransport) -> Record:
+        parallel = ss.parallelize(works[rank], graph, topology, strategy, transport=transport)
+        return Record([parallel.step(*batch)], [parallel.gradients()], parallel.state_dict())
+
+    gradients = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    wanted = Record([loss.detach()], [gradients], plain.state_dict())
+    for record in ss.run_threads(3, act, strict=True):
+        assert_same(record, wanted)
+
+
 @pytest.mark.parametrize("bucket_bytes", [64, 10**9])
 def test_buckets_train_like_one_device(bucket_bytes: int) -> None:
     topology = ss.Topology.parse("cpu:1x3")
