@@ -196,6 +196,12 @@ def test_an_assignment_to_a_slice_is_captured() -> None:
     assert "copy" not in odd(act).unruled
 
 
+def test_dropout_of_a_constant_draws_in_each_step() -> None:
+    graph = odd(lambda self, y: y * F.dropout(torch.ones(3, 4), 0.5))
+    assert [draw.shape for draw in graph.draws] == [(3, 4)]
+    assert any("draw" in step.args for op in graph.ops for step in op.steps)
+
+
 def _count(self: Any, y: torch.Tensor) -> torch.Tensor:
     self.count += 1
     z: torch.Tensor = y / self.count

@@ -162,6 +162,8 @@ class _Reader:
             self._step(node, kind)
 
     def _is_constant(self, node: fx.Node, kind: str) -> bool:
+        if kind in RANDOM:
+            return False
         return kind in _FACTORIES or all(n in self.constants for n in node.all_input_nodes)
 
     def _fold(self, node: fx.Node) -> None:
