@@ -33,36 +33,30 @@ class Part:
         return self.boxes[self.op.outputs[number].value]
 
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> list[torch.Tensor]:
+        combine = self.op.combine
+        if combine is not None:  # this part's share is all there is
+            share = self.partial(inputs, draws)
+            return self.finish(share[None] if combine.mode == "gather" else share, draws)
         self._start(inputs)
-        for s in range(len(self.op.steps)):
-            place, tensors = self._place(s, draws)
-            if s == self.op.head and place.step.combine is not None:
-                combined = COMBINED[place.step.kind]
-                shares = combined.partial(place, tensors)
-                self._store(place, combined.finish(place, tensors, shares[None] if self._gathers else shares))
-            else:
-                self._store(place, compute(place, tensors))
+        self._compute(range(len(self.op.steps)), draws)
         return self._outputs()
 
     def partial(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> torch.Tensor:
         self._start(inputs)
-        for s in range(self.op.head):
-            place, tensors = self._place(s, draws)
-            self._store(place, compute(place, tensors))
+        self._compute(range(self.op.head), draws)
         place, tensors = self._place(self.op.head, draws)
         return COMBINED[place.step.kind].partial(place, tensors)
 
     def finish(self, combined: torch.Tensor, draws: Draws | None = None) -> list[torch.Tensor]:
         place, tensors = self._place(self.op.head, draws)
         self._store(place, COMBINED[place.step.kind].finish(place, tensors, combined))
-        for s in range(self.op.head + 1, len(self.op.steps)):
-            place, tensors = self._place(s, draws)
-            self._store(place, compute(place, tensors))
+        self._compute(range(self.op.head + 1, len(self.op.steps)), draws)
         return self._outputs()
 
-    @property
-    def _gathers(self) -> bool:
-        return self.op.combine is not None and self.op.combine.mode == "gather"
+    def _compute(self, steps: range, draws: Draws | None) -> None:
+        for s in steps:
+            place, tensors = self._place(s, draws)
+            self._store(place, compute(place, tensors))
 
     def _start(self, inputs: Sequence[torch.Tensor]) -> None:
         self._values = {operand.value: x for operand, x in zip(self.op.inputs, inputs)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .table import Call, Partial, Rule, times
 
 NONE, MEAN, SUM, BATCH_MEAN = 0, 1, 2, 3  # torch's numbers for reduction, and kl_div's batchmean
@@ -15,11 +17,17 @@ def reduced_axes(call: Call) -> list[int]:
     return sorted(axis % max(rank, 1) for axis in ([chosen] if isinstance(chosen, int) else chosen))
 
 
-def _reduction(call: Call) -> str:
-    axes = reduced_axes(call)
-    left = [f"{{r{i}}}" if i in axes else f"x{i}" for i in range(len(call.shapes[0]))]
-    kept = [("1" if call.args.get("keepdim") else "") if i in axes else f"x{i}" for i in range(len(left))]
-    return f"{' '.join(left)} -> {' '.join(kept)}"
+def _reduction(reduced: str) -> Callable[[Call], str]:
+    """Reduced axes are marked: `{r}` combines them, `r!` needs them whole."""
+
+    def line(call: Call) -> str:
+        axes, rank = reduced_axes(call), len(call.shapes[0])
+        left = [reduced.format(f"r{i}") if i in axes else f"x{i}" for i in range(rank)]
+        gone = "1" if call.args.get("keepdim") else ""
+        out = " ".join(gone if i in axes else f"x{i}" for i in range(rank))
+        return f"{' '.join(left)} -> {', '.join([out] * len(call.outputs))}"
+
+    return line
 
 
 def _cross_entropy(call: Call) -> str:
@@ -35,19 +43,8 @@ def _cross_entropy(call: Call) -> str:
 
 
 def _elementwise_loss(call: Call) -> str:
-    count = len(call.shapes)
-    return (
-        ", ".join(["*b"] * count) + " -> *b" if call.args["reduction"] == NONE else ", ".join(["{*b}"] * count) + " ->"
-    )
-
-
-def _whole_reduction(call: Call) -> str:
-    """Reductions that do not combine here: the reduced axes are needed whole."""
-    axes = reduced_axes(call)
-    left = [f"r{i}!" if i in axes else f"x{i}" for i in range(len(call.shapes[0]))]
-    kept = [("1" if call.args.get("keepdim") else "") if i in axes else f"x{i}" for i in range(len(left))]
-    out = " ".join(kept)
-    return f"{' '.join(left)} -> {', '.join([out] * len(call.outputs))}"
+    each, out = ("*b", "*b") if call.args["reduction"] == NONE else ("{*b}", "")
+    return ", ".join([each] * len(call.shapes)) + f" -> {out}"
 
 
 _ELEMENTWISE = Rule(_elementwise_loss, partial=Partial(), heavy=True)
@@ -82,11 +79,10 @@ _EXTREMES = ("amax", "amin", "argmax", "argmin", "any", "all", "max", "min", "me
 _OTHERS = ("prod", "var", "std", "logsumexp", "linalg_vector_norm", "norm")
 
 RULES = {
-    "sum": Rule(_reduction, partial=Partial(), heavy=True),
-    "mean": Rule(_reduction, partial=Partial(), heavy=True),
+    **dict.fromkeys(("sum", "mean"), Rule(_reduction("{{{}}}"), partial=Partial(), heavy=True)),
     **dict.fromkeys(_BY_CLASS, _CLASSES),
     "class_loss": _SCORED,
     "class_mean": _AVERAGED,
     **dict.fromkeys(_BY_ELEMENT + _BINARY, _ELEMENTWISE),
-    **dict.fromkeys(_EXTREMES + _OTHERS, Rule(_whole_reduction, heavy=True)),
+    **dict.fromkeys(_EXTREMES + _OTHERS, Rule(_reduction("{}!"), heavy=True)),
 }

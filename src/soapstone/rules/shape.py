@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import prod
 
 from ..errors import GraphError
 from .notation import Map
@@ -56,8 +55,6 @@ def _view_names(call: Call) -> tuple[list[str], list[str], dict[str, int]]:
 
 
 def _view(call: Call) -> str:
-    if prod(call.shapes[0]) == 0:
-        return " ".join(f"i{k}!" for k in range(len(call.shapes[0]))) + " -> *o!"
     left, right, _ = _view_names(call)
     return f"{' '.join(left)} -> {' '.join(right)}"
 
@@ -111,7 +108,7 @@ def _stack_maps(call: Call) -> dict[str, Map]:
     return {f"new@{i}": Map((1, -i, 1), (1, -i, 1)) for i in range(len(call.shapes))}
 
 
-def slice_bounds(call: Call) -> tuple[int, int]:
+def _slice_bounds(call: Call) -> tuple[int, int]:
     """First element and step of a slice."""
     start, size = call.args.get("start"), call.shapes[0][call.axis()]
     start = 0 if start is None else start + size if start < 0 else start
@@ -124,7 +121,7 @@ def _one_mapped(call: Call, out: list[str]) -> str:
 
 
 def _slice_maps(call: Call) -> dict[str, Map]:
-    start, step = slice_bounds(call)
+    start, step = _slice_bounds(call)
     return {f"x{call.axis()}": Map((step, start, 1), (step, start + 1 - step, 1))}
 
 
@@ -185,7 +182,7 @@ def _index(call: Call) -> str:
     return f"{' '.join(left)}, *j -> {' '.join(out)}"
 
 
-_VIEW = Rule(_view, sizes=lambda call: {} if prod(call.shapes[0]) == 0 else _view_names(call)[2], shape=True)
+_VIEW = Rule(_view, sizes=lambda call: _view_names(call)[2], shape=True)
 _PERMUTE = Rule(_permute, shape=True)
 
 RULES = {

@@ -73,7 +73,7 @@ class Executor:
         self.degrees = [degrees for degrees, _ in self.strategy.native]
         self.devices = [devices for _, devices in self.strategy.native]
         self.dims = [self.graph.native.factoring(i) for i in range(len(self.graph.tensors))]
-        self.producer = {o.tensor: (i, n) for i, op in enumerate(self.graph.ops) for n, o in enumerate(op.outputs)}
+        self.loss_op = next(i for i, op in enumerate(self.graph.ops) for o in op.outputs if o.tensor == self.graph.loss)
         self.constants = {i: constant(t) for i, t in enumerate(self.graph.tensors) if t.source == "constant"}
         self.flows = [self.native.flow(i) for i in range(self.native.num_flows)]
         self.scratch = Scratch()
@@ -127,7 +127,7 @@ class Executor:
         if self.native.groups(task.op):
             running.share = running.part.partial(inputs, self.draws)
         else:
-            self._hold(task, running, running.part.run(inputs, self.draws))
+            self._hold(task.op, task.part, running.part.run(inputs, self.draws))
 
     def _input(self, task: Compute, running: Running, number: int) -> torch.Tensor:
         operand = self.graph.ops[task.op].inputs[number]
@@ -167,13 +167,14 @@ class Executor:
                 window.copy_(held.cut(box, dims).reshape(window.shape))
         return buffer.reshape(local_shape(hull, dims))
 
-    def _hold(self, task: Compute, running: Running, outputs: list[torch.Tensor]) -> None:
+    def _hold(self, index: int, part: int, outputs: list[torch.Tensor]) -> None:
+        """Keep what a part made: its outputs for their readers, the next values of buffers for the step's end."""
+        running, op = self._running(index, part), self.graph.ops[index]
         running.outputs = outputs
-        op = self.graph.ops[task.op]
-        part = self._output_part(task.op, task.part)
+        made_part = self._output_part(index, part)
         for number, (operand, output) in enumerate(zip(op.outputs, outputs)):
             made = op.values[operand.value].factoring
-            self.scratch.held[operand.tensor, part] = Held(output.detach(), running.part.output_box(number), made)
+            self.scratch.held[operand.tensor, made_part] = Held(output.detach(), running.part.output_box(number), made)
         for tensor, (box, values) in running.part.updates.items():
             value = next(o.value for o in op.inputs if o.tensor == tensor)
             dims = [list(axis) for axis in op.values[value].factoring]
@@ -205,14 +206,12 @@ class Executor:
             total = self.transport.all_reduce(task.row, total, task.ranks)
         self.scratch.combined[task.op, task.group] = total.requires_grad_(op.backward)
         if not op.finishes:
-            part = next(iter(mine.values()))
-            running = self._running(task.op, part)
-            self._hold(Compute(task.row, task.op, part, False, False), running, [total])
+            self._hold(task.op, next(iter(mine.values())), [total])
 
     def _finish(self, task: Compute) -> None:
         running = self._running(task.op, task.part)
         combined = self.scratch.combined[task.op, self._group(task.op, task.part)]
-        self._hold(task, running, running.part.finish(combined, self.draws))
+        self._hold(task.op, task.part, running.part.finish(combined, self.draws))
 
     def _group(self, op: int, part: int) -> int:
         return next(g for g, parts in enumerate(self.native.groups(op)) if part in parts)
@@ -353,9 +352,8 @@ class Executor:
             at += window.numel()
 
     def _loss(self) -> torch.Tensor:
-        op, _ = self.producer[self.graph.loss]
         held = self.scratch.held.get((self.graph.loss, 0))
-        if held is None or self.rank != self._first_holder(op, 0):
+        if held is None or self.rank != self._first_holder(self.loss_op, 0):
             return torch.zeros((), dtype=getattr(torch, self.graph.tensors[self.graph.loss].dtype))
         return held.tensor.detach().clone()
 
