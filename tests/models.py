@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +132,17 @@ class Recurrent(nn.Module):
         return y
 
 
+ONE_AT_A_TIME = threading.RLock()  # torch's generator and torch.export are the process's, not the thread's
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from a seed, undisturbed by other threads and without a trace in torch's generator."""
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 @dataclass(frozen=True)
 class Case:
     """A model with its loss, and how to make its batches."""
@@ -139,14 +152,14 @@ class Case:
     batch: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
     def workload(self) -> Workload:
-        torch.manual_seed(7)
-        model = self.model().double()
-        inputs, targets = self.batch()
+        with seeded(7):
+            model = self.model().double()
+            inputs, targets = self.batch()
         return Workload(model, (inputs,), loss=self.loss, targets=(targets,))
 
     def batches(self, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        torch.manual_seed(11)
-        return [self.batch() for _ in range(count)]
+        with seeded(11):
+            return [self.batch() for _ in range(count)]
 
 
 def _tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -17,11 +17,10 @@ import soapstone as ss
 from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.draws import CounterDraws
 
-from .models import CASES, MORE
+from .models import CASES, MORE, ONE_AT_A_TIME
 from .training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
 ALL = CASES | MORE
-SEEDING = threading.Lock()  # torch's seed is global: one rank at a time makes its model and graph
 SEEDS = 75  # random strategies a model
 
 
@@ -30,8 +29,13 @@ def reference(name: str) -> Record:
     return train_plain(ALL[name])
 
 
-@cache
 def captured(name: str) -> ss.OperatorGraph:
+    with ONE_AT_A_TIME:
+        return _captured(name)
+
+
+@cache
+def _captured(name: str) -> ss.OperatorGraph:
     return ss.capture(ALL[name].workload())
 
 
@@ -74,11 +78,9 @@ def test_data_parallelism_trains_like_one_device(name: str, devices: int, strict
 
 def parallel_on(name: str, rank: int, transport: ThreadTransport, **changes: Any) -> Parallel:
     topology = changes.pop("topology", ss.Topology.parse(f"cpu:1x{transport.size}"))
-    with SEEDING:
-        graph = captured(name)
+    graph = captured(name)
     strategy = changes.pop("strategy", None) or ss.baselines.data_parallel(graph, topology)
-    with SEEDING:
-        work = changes.pop("work", None) or CASES[name].workload()
+    work = changes.pop("work", None) or CASES[name].workload()
     return ss.parallelize(work, graph, topology, strategy, transport=transport, **changes)
 
 
@@ -182,8 +184,7 @@ def _evaluated(work: ss.Workload) -> None:
 )
 def test_a_model_that_changed_since_capture_is_found(change: Callable[[ss.Workload], None], wanted: str) -> None:
     def act(rank: int, transport: ThreadTransport) -> None:
-        with SEEDING:
-            work = CASES["mlp"].workload()
+        work = CASES["mlp"].workload()
         if rank == 1:
             change(work)
         parallel_on("mlp", rank, transport, work=work)
@@ -344,7 +345,24 @@ def test_a_failure_inside_a_step_stops_every_rank() -> None:
         parallel.step(*CASES["mlp"].batches(1)[0])
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        ss.run_threads(2, act, strict=True, timeout=10)
+        ss.run_threads(2, act, strict=True)
+
+
+def test_the_error_of_the_rank_that_failed_first_is_raised() -> None:
+    told = threading.Event()
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        try:
+            transport.exchange(None) if rank == 0 else _broken()
+        except RuntimeError:
+            transport.fail("out of memory")
+            assert told.wait(30)  # rank 0's error comes first, though it is only the echo
+            raise
+        finally:
+            told.set() if rank == 0 else None
+
+    with pytest.raises(RuntimeError, match=r"^out of memory$"):
+        ss.run_threads(2, act)
 
 
 def _broken(*_: object) -> None:
@@ -451,7 +469,7 @@ def test_strict_ranks_that_wait_for_one_another_are_told() -> None:
 
     with pytest.raises(ss.SoapstoneError, match="wait for one another"):
         ss.run_threads(2, act, strict=True, timeout=0.3)
-    ss.run_threads(2, act, strict=False, timeout=5)
+    ss.run_threads(2, act, strict=False)
 
 
 def test_strict_ranks_match_by_order_alone() -> None:
@@ -463,4 +481,4 @@ def test_strict_ranks_match_by_order_alone() -> None:
             transport.receive(8)
 
     with pytest.raises(ss.SoapstoneError, match="waits for task 8, but rank 0 sends task 7"):
-        ss.run_threads(2, act, strict=True, timeout=5)
+        ss.run_threads(2, act, strict=True)

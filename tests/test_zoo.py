@@ -17,8 +17,8 @@ from soapstone.zoo.cnn import AlexNet, Inception, ResNet
 from soapstone.zoo.rnn import NMT, RNNLM, RNNTC
 from soapstone.zoo.transformer import GPT2, Llama, ViT
 
-from .training import Record as Record
-from .training import assert_same, optimizer_of
+from .models import seeded
+from .training import Record, assert_same, optimizer_of
 
 PUBLISHED = {  # millions of parameters
     "AlexNet": (AlexNet, 61.1),
@@ -61,8 +61,8 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def workload(name: str) -> ss.Workload:
-    torch.manual_seed(3)
-    work = zoo.load(name, **SMALL[name])
+    with seeded(3):
+        work = zoo.load(name, **SMALL[name])
     doubles = tuple(x.double() if x.is_floating_point() else x for x in work.inputs)
     return replace(work, model=work.model.double(), inputs=doubles)
 

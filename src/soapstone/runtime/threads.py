@@ -28,14 +28,15 @@ class _Hub:
         self.letters: dict[tuple[int, int], deque[tuple[int, torch.Tensor]]] = defaultdict(deque)
         self.rounds: dict[tuple[Any, ...], dict[int, tuple[int, Any]]] = {}
         self.taken: dict[tuple[Any, ...], int] = {}
-        self.failure: str | None = None
+        self.failure: tuple[int, str] | None = None  # the rank that failed first, and why
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
         """Wait, under the lock, until ready; raise RankError where a rank failed or nothing comes."""
         deadline = time.monotonic() + self.timeout
         while not ready():
             if self.failure is not None:
-                raise RankError(self.failure)
+                rank, reason = self.failure
+                raise RankError(f"rank {rank} failed: {reason}")
             if not self.changed.wait(max(deadline - time.monotonic(), 0)) and not ready():
                 reason = "the ranks wait for one another, or need a longer timeout"
                 raise RankError(f"{what}: nothing came for {self.timeout:g} s; {reason}")
@@ -95,7 +96,7 @@ class ThreadTransport:
 
     def fail(self, reason: str) -> None:
         with self.hub.changed:
-            self.hub.failure = self.hub.failure or f"rank {self.rank} failed: {reason}"
+            self.hub.failure = self.hub.failure or (self.rank, reason)
             self.hub.changed.notify_all()
 
     def _round(self, ranks: tuple[int, ...], row: int, value: Any) -> list[Any]:
@@ -120,20 +121,20 @@ class ThreadTransport:
 def run_threads(
     num_ranks: int, function: Callable[[int, ThreadTransport], T], *, strict: bool = False, timeout: float = 60.0
 ) -> list[T]:
-    """Call `function(rank, transport)` on one thread a rank and return the results. The first error is raised here,
-    after every rank has stopped."""
+    """Call `function(rank, transport)` on one thread a rank and return the results. The error of the rank that
+    failed first is raised here, after every rank has stopped."""
     if type(num_ranks) is not int or num_ranks < 1:
         raise RankError(f"there cannot be {num_ranks!r} ranks; use 1 or more")
     hub = _Hub(num_ranks, strict, timeout)
     results: dict[int, T] = {}
-    errors: list[BaseException] = []
+    errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
         transport = ThreadTransport(hub, rank)
         try:
             results[rank] = function(rank, transport)
         except BaseException as error:
-            errors.append(error)
+            errors[rank] = error
             transport.fail(str(error) or type(error).__name__)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(num_ranks)]
@@ -141,6 +142,6 @@ def run_threads(
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:
-        raise errors[0]
+    if errors and hub.failure is not None:
+        raise errors.get(hub.failure[0]) or next(iter(errors.values()))
     return [results[rank] for rank in range(num_ranks)]
