@@ -14,28 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from soapstone.errors import GraphError
-from soapstone.graph import OperatorGraph
 from soapstone.rules import RULES, Map, bind
-from soapstone.runtime.store import constant
 from soapstone.tracing import Workload, capture
 
-from .split import run_parts
+from .split import Function, check_ops, loss_of, rand
 
 Draw = Callable[..., Any]
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor], *parameters: torch.Tensor) -> None:
-        super().__init__()
-        self.function = function
-        self.weights = nn.ParameterList([nn.Parameter(p) for p in parameters])
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs, *self.weights)
-
-
-def rand(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 class Cases:
@@ -446,6 +430,9 @@ class Cases:
 
     def index(self, size: Draw, flag: Draw) -> Any:
         picked = torch.randint(0, 3, (size(1, 4),) if flag() else (2, size(1, 3)))
+        if flag():
+            others = torch.randint(0, 2, picked.shape if flag() else (1,))
+            return lambda x, w: (x * w)[:, picked, others], [rand(4, 3, 2, 3)], [rand(1)]
         return lambda x, w: (x * w)[:, picked], [rand(4, 3, 2)], [rand(1)]
 
     def nll_loss(self, size: Draw, flag: Draw) -> Any:
@@ -520,6 +507,57 @@ class Cases:
 
         return Net(), [rand(4, 3, 3)], None
 
+    def gather(self, size: Draw, flag: Draw) -> Any:
+        a, b, c, picked = size(1, 4), size(1, 4), size(1, 4), size(1, 5)
+        axis = size(0, 2)
+        shape = [picked if i == axis else n for i, n in enumerate((a, b, c))]
+        index = torch.randint(0, (a, b, c)[axis], shape)
+        return lambda x, i, w: torch.gather(x * w, axis, i), [rand(a, b, c), index], [rand(1)]
+
+    def where(self, size: Draw, flag: Draw) -> Any:
+        shape = size(1, 5), size(1, 5)
+        other = 2.0 if flag() else rand(1, shape[1])
+        return lambda x, w: torch.where(x > 0, x * w, other), [rand(*shape)], [rand(1)]
+
+    def fill(self, size: Draw, flag: Draw) -> Any:
+        x = rand(size(1, 5), size(1, 5))
+        value = 3.0 if flag() else torch.tensor(2.0, dtype=torch.float64)
+        return lambda x, w: torch.fill(x * w, value) * w, [x], [rand(1)]
+
+    def pixel_shuffle(self, size: Draw, flag: Draw) -> Any:
+        factor = size(1, 3)
+        x = rand(size(1, 3), size(1, 3) * factor**2, size(1, 4), size(1, 4))
+        return lambda x, w: F.pixel_shuffle(x * w, factor), [x], [rand(1)]
+
+    def glu(self, size: Draw, flag: Draw) -> Any:
+        shape = [size(1, 3), size(1, 3), size(1, 3)]
+        axis = size(0, 2)
+        shape[axis] *= 2
+        return lambda x, w: F.glu(x * w, axis), [rand(*shape)], [rand(1)]
+
+    def slice_scatter(self, size: Draw, flag: Draw) -> Any:
+        a, b = size(2, 6), size(1, 5)
+        start = size(0, a - 1)
+        end = size(start + 1, a)
+        source = rand(end - start, b) if flag() else rand(b)
+
+        def scatter(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            if y.ndim == 1:
+                return torch.select_scatter(x * w, y, 0, start)
+            return torch.slice_scatter(x * w, y, 0, start, end)
+
+        return scatter, [rand(a, b), source], [rand(1)]
+
+    def frozen_batch_norm(self, size: Draw, flag: Draw) -> Any:
+        channels, spatial = size(1, 5), [size(1, 4) for _ in range(size(0, 2))]
+        mean, var, x = rand(channels), rand(channels).exp(), rand(size(1, 5), channels, *spatial)
+        affine = [rand(channels), rand(channels)] if flag() else [rand(1)]
+
+        def norm(x: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
+            return F.batch_norm(x, mean, var, *w) if len(w) == 2 else F.batch_norm(x, mean, var) * w[0]
+
+        return norm, [x], affine
+
     def unruled(self, size: Draw, flag: Draw) -> Any:
         a, b = size(2, 4), size(1, 4)
         return lambda x, w: torch.logcumsumexp(x * w, 0) * 2, [rand(a, b)], [rand(1)]
@@ -528,11 +566,10 @@ class Cases:
 HELPERS = ("_reduction", "_transposed", "_cell", "_recurrent")
 NAMES = [name for name in dir(Cases) if not name.startswith("__") and name not in HELPERS]
 SAME = {
-    "view": "_unsafe_view reshape flatten unsqueeze squeeze",
     "permute": "transpose t",
     "softmax": "_softmax log_softmax _log_softmax",
     "dropout": "native_dropout",
-    "_to_copy": "to",
+    "frozen_batch_norm": "_native_batch_norm_legit_no_training",
     "pointwise": "hardswish __and__ __or__ __xor__",
     "amax": "amin any all",
     "argmax": "argmin",
@@ -550,11 +587,6 @@ CASE_OF = {kind: case for case, kinds in SAME.items() for kind in kinds.split()}
 
 def test_every_rule_has_a_case() -> None:
     assert {CASE_OF.get(kind, kind) for kind in RULES} - ELSEWHERE <= set(NAMES)
-
-
-def loss_of(output: torch.Tensor) -> torch.Tensor:
-    weights = torch.linspace(-1, 2, max(output.numel(), 1), dtype=output.dtype)[: output.numel()].view(output.shape)
-    return (output * weights).sum()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -576,52 +608,6 @@ def test_a_rule_in_parts_equals_the_whole(name: str, data: st.DataObject) -> Non
     assert bool(graph.unruled) == (name == "unruled"), graph.unruled
     for _ in range(3):
         check_ops(graph, work, lambda lo, hi: data.draw(st.integers(lo, hi), "degree"))
-
-
-def check_ops(graph: OperatorGraph, work: Workload, draw: Callable[[int, int], int]) -> None:
-    """Run op after op, whole and in parts, and compare; the last must be the model's own loss."""
-    state = dict(work.model.named_parameters()) | dict(work.model.named_buffers())
-    values: dict[int, torch.Tensor] = {}
-    batch = iter(graph.inputs)
-    for x in work.batch:
-        values[next(batch)] = x
-    for i, t in enumerate(graph.tensors):
-        if t.source in ("parameter", "buffer"):
-            values[i] = state[t.name].detach()
-        elif t.source == "constant":
-            values[i] = constant(t)
-    for index, op in enumerate(graph.ops):
-        inputs = [values[o.tensor] for o in op.inputs]
-        degrees = [draw(1, min(d.size, 3)) if d.splittable else 1 for d in op.dims]
-        whole, whole_grads, whole_updates = forward_backward(graph, index, [1] * len(degrees), inputs)
-        split, split_grads, split_updates = forward_backward(graph, index, degrees, inputs)
-        for a, b in zip(split + split_grads, whole + whole_grads, strict=True):
-            close(a, b)
-        assert split_updates.keys() == whole_updates.keys() == {o.tensor for o in op.updates}
-        for tensor in whole_updates:
-            close(split_updates[tensor], whole_updates[tensor])
-        values.update({o.tensor: x for o, x in zip(op.outputs, whole)})
-    if any("draw" in step.args for op in graph.ops for step in op.steps):
-        return  # its own masks, not torch's
-    close(values[graph.loss], work.compute_loss(*work.batch).detach())
-
-
-def forward_backward(graph: OperatorGraph, index: int, degrees: list[int], inputs: list[torch.Tensor]) -> Any:
-    sources = [graph.tensors[o.tensor].source for o in graph.ops[index].inputs]
-    leaves = [x.clone().requires_grad_(x.is_floating_point() and s != "constant") for x, s in zip(inputs, sources)]
-    outputs, updates = run_parts(graph, index, degrees, leaves)
-    total = sum((loss_of(y) for y in outputs if y.requires_grad), torch.zeros((), dtype=torch.float64))
-    wanted = [x for x in leaves if x.requires_grad]
-    grads = torch.autograd.grad(total, wanted, allow_unused=True) if total.requires_grad else [None] * len(wanted)
-    filled = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, wanted)]
-    return [y.detach() for y in outputs], filled, updates
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    assert a.shape == b.shape
-    a, b = a.double(), b.double()
-    assert torch.isfinite(a).all()
-    assert (a - b).abs().max().item() <= 1e-9 * max(b.abs().max().item(), 1e-3) if a.numel() else True
 
 
 def test_the_binder_names_line_and_shape() -> None:

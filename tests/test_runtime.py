@@ -18,7 +18,7 @@ from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.draws import CounterDraws
 
 from .models import CASES, MORE, ONE_AT_A_TIME
-from .training import SEED, STEPS, Record, assert_same, train_plain, train_rank
+from .training import STEPS, Record, assert_same, train_plain, train_threads
 
 ALL = CASES | MORE
 SEEDS = 75  # random strategies a model
@@ -26,7 +26,7 @@ SEEDS = 75  # random strategies a model
 
 @cache
 def reference(name: str) -> Record:
-    return train_plain(ALL[name])
+    return train_plain(ALL[name].workload(), ALL[name].batches(STEPS))
 
 
 def captured(name: str) -> ss.OperatorGraph:
@@ -39,16 +39,9 @@ def _captured(name: str) -> ss.OperatorGraph:
     return ss.capture(ALL[name].workload())
 
 
-def train(name: str, topology: ss.Topology, strategy: ss.Strategy, *, strict: bool = True) -> list[Record]:
-    case, graph = ALL[name], captured(name)
-    workloads = [case.workload() for _ in topology.devices]
-    batches = case.batches(STEPS)
-    torch.manual_seed(SEED)
-
-    def run(rank: int, transport: ThreadTransport) -> Record:
-        return train_rank(case, workloads[rank], graph, topology, strategy, transport, batches)
-
-    return ss.run_threads(topology.num_devices, run, strict=strict)
+def train(name: str, strategy: ss.Strategy, *, strict: bool = True) -> list[Record]:
+    case = ALL[name]
+    return train_threads(case.workload, captured(name), strategy, case.batches(STEPS), strict=strict)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -56,7 +49,7 @@ def train(name: str, topology: ss.Topology, strategy: ss.Strategy, *, strict: bo
 def test_a_random_strategy_trains_like_one_device(name: str, seed: int) -> None:
     topology = ss.Topology.parse(f"cpu:1x{1 + seed % 8}")
     strategy = ss.baselines.random(captured(name), topology, seed=seed)
-    for record in train(name, topology, strategy):
+    for record in train(name, strategy):
         assert_same(record, reference(name))
 
 
@@ -72,7 +65,7 @@ def test_models_of_more_families_train_like_one_device(name: str, seed: int) -> 
 def test_data_parallelism_trains_like_one_device(name: str, devices: int, strict: bool) -> None:
     topology = ss.Topology.parse(f"cpu:1x{devices}")
     strategy = ss.baselines.data_parallel(captured(name), topology)
-    for record in train(name, topology, strategy, strict=strict):
+    for record in train(name, strategy, strict=strict):
         assert_same(record, reference(name))
 
 

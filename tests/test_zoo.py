@@ -12,13 +12,12 @@ from torch import nn
 
 import soapstone as ss
 from soapstone import zoo
-from soapstone.runtime import ThreadTransport
 from soapstone.zoo.cnn import AlexNet, Inception, ResNet
 from soapstone.zoo.rnn import NMT, RNNLM, RNNTC
 from soapstone.zoo.transformer import GPT2, Llama, ViT
 
 from .models import seeded
-from .training import Record, assert_same, optimizer_of
+from .training import Record, assert_same, train_plain, train_threads
 
 PUBLISHED = {  # millions of parameters
     "AlexNet": (AlexNet, 61.1),
@@ -75,16 +74,7 @@ def captured(name: str) -> ss.OperatorGraph:
 @cache
 def reference(name: str) -> Record:
     work = workload(name)
-    optimizer, losses, gradients = optimizer_of(work.model.parameters()), [], []
-    torch.manual_seed(5)
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = work.compute_loss(*work.batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
-        gradients.append({n: p.grad.clone() for n, p in work.model.named_parameters() if p.grad is not None})
-        optimizer.step()
-    return Record(losses, gradients, {n: t.clone() for n, t in work.model.state_dict().items()})
+    return train_plain(work, [work.batch] * 2)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -93,22 +83,8 @@ def test_a_zoo_model_trains_like_one_device(name: str, seed: int) -> None:
     graph, topology = captured(name), ss.Topology.parse(f"cpu:1x{2 + seed}")
     chosen = ss.baselines.data_parallel if seed == 0 else None
     strategy = chosen(graph, topology) if chosen else ss.baselines.random(graph, topology, seed=seed)
-    wanted = reference(name)
-    works = [workload(name) for _ in topology.devices]
-    torch.manual_seed(5)
-
-    def run(rank: int, transport: ThreadTransport) -> Record:
-        work = works[rank]
-        parallel = ss.parallelize(work, graph, topology, strategy, dropout="replay", transport=transport)
-        optimizer, losses, gradients = optimizer_of(parallel.parameters()), [], []
-        for _ in range(2):
-            losses.append(parallel.step(*work.batch))
-            gradients.append(parallel.gradients())
-            optimizer.step()
-        return Record(losses, gradients, parallel.state_dict())
-
-    for record in ss.run_threads(topology.num_devices, run, strict=True):
-        assert_same(record, wanted)
+    for record in train_threads(lambda: workload(name), graph, strategy, [workload(name).batch] * 2):
+        assert_same(record, reference(name))
 
 
 @pytest.mark.parametrize("name", SMALL)

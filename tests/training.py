@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 import soapstone as ss
-from soapstone.runtime import Transport
-
-from .models import Case
+from soapstone.runtime import ThreadTransport, Transport
 
 STEPS = 3
 SEED = 5
+
+Batches = Sequence[tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,8 @@ def optimizer_of(parameters: object) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)  # type: ignore[arg-type]
 
 
-def train_plain(case: Case) -> Record:
-    work = case.workload()
+def train_plain(work: ss.Workload, batches: Batches) -> Record:
     optimizer = optimizer_of(work.model.parameters())
-    batches = case.batches(STEPS)
     losses, gradients = [], []
     torch.manual_seed(SEED)
     for batch in batches:
@@ -45,16 +44,10 @@ def train_plain(case: Case) -> Record:
 
 
 def train_rank(
-    case: Case,
-    work: ss.Workload,
-    graph: ss.OperatorGraph,
-    topology: ss.Topology,
-    strategy: ss.Strategy,
-    transport: Transport | None,
-    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    work: ss.Workload, graph: ss.OperatorGraph, strategy: ss.Strategy, transport: Transport | None, batches: Batches
 ) -> Record:
     """One rank; the caller has set torch's seed to SEED, where replayed dropout begins."""
-    parallel = ss.parallelize(work, graph, topology, strategy, dropout="replay", transport=transport)
+    parallel = ss.parallelize(work, graph, strategy.topology, strategy, dropout="replay", transport=transport)
     optimizer = optimizer_of(parallel.parameters())
     losses, gradients = [], []
     for batch in batches:
@@ -62,6 +55,24 @@ def train_rank(
         gradients.append(parallel.gradients())
         optimizer.step()
     return Record(losses, gradients, parallel.state_dict())
+
+
+def train_threads(
+    make: Callable[[], ss.Workload],
+    graph: ss.OperatorGraph,
+    strategy: ss.Strategy,
+    batches: Batches,
+    *,
+    strict: bool = True,
+) -> list[Record]:
+    """Every rank a thread, each with a workload of its own."""
+    workloads = [make() for _ in strategy.topology.devices]
+    torch.manual_seed(SEED)
+
+    def run(rank: int, transport: ThreadTransport) -> Record:
+        return train_rank(workloads[rank], graph, strategy, transport, batches)
+
+    return ss.run_threads(strategy.topology.num_devices, run, strict=strict)
 
 
 def assert_same(found: Record, wanted: Record) -> None:

@@ -32,10 +32,10 @@ def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path)
         for strategy in strategies:
             work = case.workload()
             torch.manual_seed(SEED)
-            records.append(train_rank(case, work, graph, topology, strategy, None, batches))
+            records.append(train_rank(work, graph, strategy, None, batches))
         return records
 
-    wanted = train_plain(case)
+    wanted = train_plain(case.workload(), batches)
     for records in run_processes(ranks, run, tmp_path / "meeting"):
         if isinstance(records, Exception):
             raise records

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .table import Call, Partial, Rule, times
 
 
@@ -45,6 +47,7 @@ _LOCAL_BATCH_NORM = Rule(
 
 RULES = {
     "local_batch_norm": _LOCAL_BATCH_NORM,
+    "_native_batch_norm_legit_no_training": replace(_LOCAL_BATCH_NORM, flops=times(2)),
     "causal_fill": Rule("*b length key -> *b length key"),
     "_native_batch_norm_legit_functional": _BATCH_NORM,
     "layer_norm": Rule(_normalised, flops=times(8), heavy=True),
@@ -58,6 +61,5 @@ RULES = {
     ),
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), Rule(_along)),
     **dict.fromkeys(("cumsum", "cumprod", "flip", "sort"), Rule(_along)),
-    "dropout": Rule("*b -> *b", name="dropout"),
     "native_dropout": Rule("*b -> *b", name="dropout"),
 }

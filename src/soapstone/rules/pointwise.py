@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from .table import POINTWISE
 
-RULES = dict.fromkeys(("detach", "_to_copy", "to", "hardswish", "__and__", "__or__", "__xor__"), POINTWISE)
+RULES = dict.fromkeys(("detach", "_to_copy", "hardswish", "__and__", "__or__", "__xor__", "where", "fill"), POINTWISE)

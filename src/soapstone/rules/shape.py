@@ -173,21 +173,27 @@ def _upsample_maps(call: Call) -> dict[str, Map]:
 
 
 def _index(call: Call) -> str:
-    """One axis is picked from by an index; it is needed whole."""
+    """Some axes are picked from by indices; they are needed whole."""
     if "axis" not in call.args:
-        raise GraphError(f"{call.kind} with several or boolean indices has no rule")
-    axis = int(call.args["axis"])
-    left = [f"picked{i}" if i == axis else f"x{i}" for i in range(len(call.shapes[0]))]
-    out = ["*j" if i == axis else f"x{i}" for i in range(len(left))]
-    return f"{' '.join(left)}, *j -> {' '.join(out)}"
+        raise GraphError(f"{call.kind} on axes apart or with boolean indices has no rule")
+    first, count = int(call.args["axis"]), len(call.shapes) - 1
+    names = [f"x{i}" for i in range(len(call.shapes[0]))]
+    picked = [f"picked{i}" for i in range(count)]
+    left = [*names[:first], *picked, *names[first + count :]]
+    out = [*names[:first], "*j", *names[first + count :]]
+    return ", ".join([" ".join(left), *["*j"] * count]) + " -> " + " ".join(out)
 
 
-_VIEW = Rule(_view, sizes=lambda call: _view_names(call)[2], shape=True)
-_PERMUTE = Rule(_permute, shape=True)
+def _gather(call: Call) -> str:
+    """One axis is picked from, element by element; it is needed whole."""
+    names = [f"x{i}" for i in range(len(call.outputs[0]))]
+    left = [f"picked{i}" if i == call.axis() else n for i, n in enumerate(names)]
+    return f"{' '.join(left)}, {' '.join(names)} -> {' '.join(names)}"
+
 
 RULES = {
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze"), _VIEW),
-    **dict.fromkeys(("permute", "transpose", "t"), _PERMUTE),
+    "view": Rule(_view, sizes=lambda call: _view_names(call)[2], shape=True),
+    **dict.fromkeys(("permute", "transpose", "t"), Rule(_permute, shape=True)),
     "cat": Rule(_cat, maps=_cat_maps, shape=True),
     "stack": Rule(
         _stack,
@@ -213,4 +219,5 @@ RULES = {
     "upsample_nearest1d": Rule("*b [length] -> *b length", maps=_upsample_maps),
     "upsample_nearest2d": Rule("*b [height] [width] -> *b height width", maps=_upsample_maps),
     "index": Rule(_index),
+    "gather": Rule(_gather),
 }

@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import CaptureError
 from ..graph import OperatorGraph, Settings
 from .build import build
-from .export import trace
+from .read import trace
 from .workload import Workload
 
 __all__ = ["Workload", "capture"]

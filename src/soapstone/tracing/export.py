@@ -1,33 +1,28 @@
-"""One model as a list of calls: what torch.export saw, without what no one computes.
+"""A model and its loss as one graph of torch's, made by torch.export.
 
-The model and its loss are exported as one module and functionalised with an empty decomposition table, so that
-composites such as `linear` and `cross_entropy_loss` stay. What depends on no parameter, input or buffer is folded.
+The exported graph is read as it is where its few in-place ops can be told apart from their values; functionalising
+it, which takes torch longer than the export itself, is left for the models that write to views or cast by autocast.
 """
 
 from __future__ import annotations
 
-import base64
-import operator
 import threading
 import warnings
+from collections import defaultdict
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import CaptureError
-from .rewrite import REWRITES
-from .trace import RANDOM, Recorder, Trace, TraceCall, TraceValue
+from ..rules import RULES
+from .rewrite import REWRITES, SCATTERS
 from .workload import Workload
 
 _EXPORTING = threading.Lock()  # torch.export keeps global state, and ranks may be threads
-# What these make depends on no element of their input.
-_FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
-_COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous"}
-_BATCH_NORM = "_native_batch_norm_legit_functional"
-_ONE_OUTPUT = {"native_dropout", _BATCH_NORM, "adaptive_max_pool1d", "adaptive_max_pool2d"}
-_CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
+COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous", "detach_"}
+_READ_BY_NAME = {*RULES, *REWRITES, *COPIES, "batch_norm", "detach"}
+GRAD_REGION, AUTOCAST_REGION = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 
 
 class _Training(nn.Module):
@@ -40,19 +35,15 @@ class _Training(nn.Module):
         return self.work[0].compute_loss(*batch)
 
 
-def trace(work: Workload, chunk: int, batch_norm: str) -> Trace:
-    """Export a workload. Raises CaptureError where torch.export rejects it or the loss is no scalar."""
-    program = _export(work)
-    return _Reader(program, work, Recorder(chunk), batch_norm).read()
-
-
-def _export(work: Workload) -> torch.export.ExportedProgram:
+def export(work: Workload) -> torch.export.ExportedProgram:
+    """Export a workload. Raises CaptureError where torch.export rejects it."""
     try:
         with _EXPORTING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program: torch.export.ExportedProgram = torch.export.export(_Training(work), (work.batch,), strict=False)
-            _detach_frozen_regions(program.graph_module)
-            program = program.run_decompositions({})
+            if not is_readable(program.graph_module):
+                _detach_frozen_regions(program.graph_module)
+                program = program.run_decompositions({})
             return program
     except Exception as error:  # whatever a user's model or torch.export raises
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -62,276 +53,107 @@ def _export(work: Workload) -> torch.export.ExportedProgram:
         ) from error
 
 
+def is_readable(module: fx.GraphModule) -> bool:
+    """Whether every call has a meaning of its own: composites that we know, and in-place ops on what no other name
+    shows later."""
+    sharing: dict[int, list[fx.Node]] = defaultdict(list)
+    for node in module.graph.nodes:
+        if node.op == "call_function" and not _call_is_readable(module, node, sharing):
+            return False
+        for storage in _storages(node):
+            sharing[storage].append(node)
+    return True
+
+
+def _call_is_readable(module: fx.GraphModule, node: fx.Node, sharing: dict[int, list[fx.Node]]) -> bool:
+    target: Any = node.target
+    if str(target) in (GRAD_REGION, AUTOCAST_REGION):
+        inner = region(module, node)
+        if inner is None or any(_changes(n) for n in inner.nodes):
+            return False
+        return is_readable(inner.owning_module)  # type: ignore[arg-type]
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    if _changes(node):
+        return counts_steps(node) or _changes_what_it_names(node, sharing)
+    known = target._opname in _READ_BY_NAME or torch.Tag.pointwise in target.tags
+    return known or not node.all_input_nodes or not target._can_decompose()
+
+
+def _changes(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target._opname not in COPIES
+
+
+def region(module: fx.GraphModule, node: fx.Node) -> fx.Graph | None:
+    """The graph of a no_grad region, or of one that switches autocast off; None where autocast is on."""
+    if str(node.target) == AUTOCAST_REGION and node.args[2]:
+        return None
+    inner: Any = next(a for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr")
+    found: fx.Graph = getattr(module, inner.target).graph
+    return found
+
+
+def counts_steps(node: fx.Node) -> bool:
+    """Whether a call adds one to a buffer, as batch norm does with the number of its batches."""
+    target, source = node.args[0], str(node.target)
+    counts = source == "aten.add_.Tensor" and node.args[1:] == (1,) and not node.kwargs
+    return counts and isinstance(target, fx.Node) and target.op == "placeholder" and target.name.startswith("b_")
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """What an in-place call changes, from the call to the tensor that owns the memory: each is the one before it, or
+    the one before it is a slice of it."""
+    found = [node]
+    target: Any = node
+    while _changes(target) or opname(target) in SCATTERS:
+        target = target.args[0]
+        found.append(target)
+    return found if _changes(node) else [node]
+
+
+def opname(node: fx.Node) -> str:
+    target: Any = node.target
+    return str(target._opname if isinstance(target, torch._ops.OpOverload) else target)
+
+
+def functional(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """`relu` for `relu_`."""
+    packet = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
+    found: torch._ops.OpOverload | None = getattr(packet, target._overloadname, None)
+    return found
+
+
+def _changes_what_it_names(node: fx.Node, sharing: dict[int, list[fx.Node]]) -> bool:
+    target: Any = node.target
+    changed = [a.name for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    names = written(node)
+    owner = names[-1]
+    if changed != ["self"] or functional(target) is None or owner.op != "call_function":
+        return False
+    if opname(owner) == "dropout":  # its own input, where it drops nothing
+        return False
+    if any(opname(n) == "slice" and n.args[4:] not in ((), (1,)) for n in names):
+        return False
+    if len({n.meta["val"].dtype for n in node.all_input_nodes} - {torch.bool}) > 1:
+        return False  # in place, the result is cast
+    others = {n for storage in _storages(owner) for n in sharing[storage]} - set(names)
+    return not any(n.op == "placeholder" or any(node < user for user in n.users) for n in others)
+
+
+def _storages(node: fx.Node) -> list[int]:
+    values = node.meta.get("val")
+    values = values if isinstance(values, tuple | list) else [values]
+    return [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
+
+
 def _detach_frozen_regions(module: fx.GraphModule) -> None:
     """What a no_grad region gives out is detached: decomposition inlines the region and forgets that it was one."""
     for node in module.graph.nodes:
-        if str(node.target) == "wrap_with_set_grad_enabled" and node.args[0] is False:
+        if str(node.target) == GRAD_REGION and node.args[0] is False:
             for result in list(node.users):
                 with module.graph.inserting_after(result):
                     detached = module.graph.call_function(torch.ops.aten.detach.default, (result,))
                 detached.meta = dict(result.meta)
                 result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
     module.recompile()
-
-
-class _Reader:
-    """Walks the exported graph once and writes the trace."""
-
-    def __init__(
-        self, program: torch.export.ExportedProgram, work: Workload, recorder: Recorder, batch_norm: str
-    ) -> None:
-        self.program, self.work, self.recorder = program, work, recorder
-        self.trace = recorder.trace
-        self.kinds = {_BATCH_NORM: "local_batch_norm"} if batch_norm == "local" else {}
-        self.value_of: dict[fx.Node, int] = {}
-        self.constants: dict[fx.Node, torch.Tensor] = {}
-        self.lists: dict[fx.Node, list[int]] = {}  # calls with several outputs
-        self.steps: dict[fx.Node, TraceCall] = {}
-        self.buffer_of: dict[fx.Node, str] = {}
-        self.parameters: dict[int, int] = {}  # identity of the tensor -> value
-
-    def read(self) -> Trace:
-        signature = self.program.graph_signature
-        specs = {spec.arg.name: spec for spec in signature.input_specs}
-        for node in self.program.graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node, specs[node.name])
-            elif node.op == "call_function":
-                self._call(node)
-            elif node.op == "output":
-                self._outputs(node)
-        self.recorder.drop_dead()
-        self._check_buffers()
-        return self.trace
-
-    def _check_buffers(self) -> None:
-        """A buffer that a step changes is read by the one call that changes it: others would see it change or not,
-        depending on where they run."""
-        changed = {v for call in self.trace.calls for v, _ in call.updates}
-        changed |= {i for i, v in enumerate(self.trace.values) if v.name in self.trace.counters}
-        for call in self.trace.calls:
-            for value in changed & set(call.inputs) - {v for v, _ in call.updates}:
-                name = self.trace.values[value].name
-                raise CaptureError(f"the buffer {name!r} changes in each step, but is also read elsewhere; keep a copy")
-
-    def _value(self, node: fx.Node, value: TraceValue) -> int:
-        self.value_of[node] = self.recorder.value(value)
-        return self.value_of[node]
-
-    def _placeholder(self, node: fx.Node, spec: Any) -> None:
-        meta = node.meta["val"]
-        described = _described(node.name, meta)
-        if spec.kind == InputKind.USER_INPUT:
-            described.source = "input"
-            self.trace.inputs.append(self._value(node, described))
-            return
-        name = spec.target.removeprefix("model.")
-        if spec.kind == InputKind.PARAMETER:
-            self._parameter(node, name, described)
-        elif spec.kind == InputKind.BUFFER:
-            described.name, described.source = name, "buffer"
-            self._value(node, described)
-            self.buffer_of[node] = name
-        else:
-            self.constants[node] = self.program.constants[spec.target]
-
-    def _parameter(self, node: fx.Node, name: str, described: TraceValue) -> None:
-        parameter = self.work.model.get_parameter(name)
-        if id(parameter) in self.parameters:
-            self.value_of[node] = self.parameters[id(parameter)]
-            self.trace.aliases[name] = self.trace.values[self.value_of[node]].name
-            return
-        described.name, described.source, described.grad = name, "parameter", parameter.requires_grad
-        self.parameters[id(parameter)] = self._value(node, described)
-
-    def _call(self, node: fx.Node) -> None:
-        if node.target is operator.getitem:
-            self._getitem(node)
-            return
-        kind = _kind(node)
-        if kind in _CHECKS:
-            return
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(f"{kind} in {_where(node)} is no tensor operation; capture cannot see inside it")
-        if self._is_constant(node, kind):
-            self._refuse_randomness(node, {})
-            self._fold(node)
-        elif kind in _COPIES:
-            self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
-        else:
-            self._step(node, kind)
-
-    def _is_constant(self, node: fx.Node, kind: str) -> bool:
-        if kind in RANDOM:
-            return False
-        return kind in _FACTORIES or all(n in self.constants for n in node.all_input_nodes)
-
-    def _fold(self, node: fx.Node) -> None:
-        def real(n: fx.Node) -> torch.Tensor:
-            meta = n.meta["val"]
-            return self.constants[n] if n in self.constants else torch.empty(meta.shape, dtype=meta.dtype)
-
-        with torch.no_grad():
-            self.constants[node] = node.target(*fx.map_arg(node.args, real), **fx.map_arg(node.kwargs, real))  # type: ignore[operator]
-
-    @staticmethod
-    def _refuse_randomness(node: fx.Node, args: dict[str, Any]) -> None:
-        """Only dropout's masks are the same on any strategy; other ops may draw only where their dropout is zero."""
-        target: Any = node.target
-        random = torch.Tag.nondeterministic_seeded in target.tags and _kind(node) not in RANDOM
-        if random and args.get("dropout_p", args.get("dropout")) != 0:
-            raise CaptureError(
-                f"{_kind(node)} in {_where(node)} draws random numbers, which would differ between strategies; "
-                "use nn.Dropout, or draw them outside of the model and pass them as an input"
-            )
-
-    def _input(self, node: fx.Node) -> int:
-        if node not in self.value_of:
-            if node not in self.constants:
-                raise CaptureError(
-                    f"{node.name}, an output of {_where(node)}, is used, but has no rule; a batch norm may be used "
-                    "only once in a step, and of a pooling only its values"
-                )
-            self._value(node, _constant(node.name, self.constants[node]))
-        return self.value_of[node]
-
-    def _step(self, node: fx.Node, kind: str) -> None:
-        inputs, args = self._arguments(node)
-        several = isinstance(node.meta["val"], tuple | list)
-        metas = node.meta["val"] if several else [node.meta["val"]]
-        if kind in RANDOM:
-            stride = node.all_input_nodes[0].meta["val"].stride()
-            args["order"] = sorted(range(len(stride)), key=lambda axis: -stride[axis])
-        target: Any = node.target
-        self.recorder.name, self.recorder.module = node.name, _module_path(node)
-        rewrite = REWRITES.get(kind)
-        outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
-        if outputs is None:
-            self._refuse_randomness(node, args)
-            metas = metas[: _num_outputs(kind, metas)]
-            outputs = self.recorder.emit(
-                self.kinds.get(kind, kind),
-                inputs,
-                args,
-                *_shapes(metas),
-                overload=target._overloadname,
-                pointwise=torch.Tag.pointwise in target.tags,
-                dtypes=[_dtype(meta) for meta in metas],
-            )
-            self.steps[node] = self.trace.calls[-1]
-        if several:
-            self.lists[node] = outputs
-        else:
-            self.value_of[node] = outputs[0]
-
-    def _getitem(self, node: fx.Node) -> None:
-        source: Any = node.args[0]
-        index: Any = node.args[1]
-        if index < len(self.lists[source]):
-            self.value_of[node] = self.lists[source][index]
-
-    def _arguments(self, node: fx.Node) -> tuple[dict[str, int], dict[str, Any]]:
-        """The values by slot ("weight", or "tensors.0" in a list), and the other arguments by name."""
-        target: Any = node.target
-        inputs: dict[str, int] = {}
-        args: dict[str, Any] = {}
-        for i, argument in enumerate(target._schema.arguments):
-            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            if isinstance(given, fx.Node):
-                inputs[argument.name] = self._input(given)
-            elif isinstance(given, list | tuple) and any(isinstance(item, fx.Node) for item in given):
-                for k, item in enumerate(given):
-                    if item is not None:
-                        inputs[f"{argument.name}.{k}"] = self._input(item)
-            else:
-                args[argument.name] = _plain(given)
-        return inputs, args
-
-    def _outputs(self, node: fx.Node) -> None:
-        for spec, result in zip(self.program.graph_signature.output_specs, node.args[0]):  # type: ignore[arg-type]
-            if spec.kind == OutputKind.USER_OUTPUT:
-                self._loss(result)
-            elif spec.kind == OutputKind.BUFFER_MUTATION:
-                self._mutation(result, (spec.target or "").removeprefix("model."))
-            else:
-                raise CaptureError(f"the model writes to {spec.target}, which is no buffer; keep such state outside")
-
-    def _loss(self, node: Any) -> None:
-        if self.trace.loss >= 0:
-            raise CaptureError("the loss must be one scalar tensor, not several values; pass a loss= that returns one")
-        meta = node.meta["val"] if isinstance(node, fx.Node) else None
-        if meta is None or meta.ndim != 0 or not meta.dtype.is_floating_point:
-            found = "no tensor" if meta is None else f"{meta.dtype} of shape {list(meta.shape)}"
-            raise CaptureError(f"the loss must be a scalar tensor, not {found}; reduce it, e.g. with .mean()")
-        if node not in self.value_of or not self.trace.values[self.value_of[node]].grad:
-            raise CaptureError("the loss depends on no trainable parameter; check requires_grad and the loss")
-        self.trace.loss = self.value_of[node]
-
-    def _mutation(self, node: fx.Node, buffer: str) -> None:
-        source: Any = node.args[0] if node.args else None
-        if node.target is operator.getitem and source in self.steps:
-            value = next(i for i, v in enumerate(self.trace.values) if v.source == "buffer" and v.name == buffer)
-            self.steps[source].updates.append((value, node.args[1]))  # type: ignore[arg-type]
-        elif _kind(node) == "add" and source in self.buffer_of and node.args[1:] == (1,) and not node.kwargs:
-            self.trace.counters.append(buffer)
-        else:
-            raise CaptureError(f"the model changes its buffer {buffer!r} in a way that has no rule; keep it constant")
-
-
-def _kind(node: fx.Node) -> str:
-    target: Any = node.target
-    return str(target._opname if isinstance(target, torch._ops.OpOverload) else target)
-
-
-def _num_outputs(kind: str, metas: Any) -> int:
-    """The outputs that take part in the graph: masks and saved statistics do not."""
-    return 1 if kind in _ONE_OUTPUT else len(metas)
-
-
-def _shapes(metas: Any) -> list[tuple[int, ...]]:
-    return [tuple(int(n) for n in meta.shape) for meta in metas]
-
-
-def _dtype(meta: torch.Tensor) -> str:
-    return str(meta.dtype).removeprefix("torch.")
-
-
-def _described(name: str, meta: torch.Tensor) -> TraceValue:
-    return TraceValue(name, tuple(int(n) for n in meta.shape), _dtype(meta))
-
-
-def _constant(name: str, tensor: torch.Tensor) -> TraceValue:
-    value = _described(name, tensor)
-    value.source = "constant"
-    flat = tensor.detach().reshape(-1)
-    if not flat.numel():
-        raise CaptureError(f"the constant {name!r} of shape {list(tensor.shape)} has no elements")
-    exact = value.dtype != "int64" or abs(int(flat[0])) < 2**53  # a fill is kept as a float
-    if exact and bool((flat == flat[0]).all()):
-        value.fill = float(flat[0])
-    else:
-        value.data = base64.b64encode(flat.contiguous().view(torch.uint8).numpy().tobytes()).decode()
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """Arguments as JSON has them; where a tensor is stored is not the graph's business."""
-    if isinstance(value, torch.dtype):
-        return str(value)
-    if isinstance(value, torch.device | torch.layout | torch.memory_format):
-        return None
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise CaptureError(f"the argument {value!r} of an op is of a type that a graph cannot hold")
-
-
-def _where(node: fx.Node) -> str:
-    return f"module {_module_path(node)!r}" if _module_path(node) else "the model"
-
-
-def _module_path(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [path for path, _ in stack.values()]
-    return paths[-1].removeprefix("model").removeprefix(".") if paths else ""

@@ -97,6 +97,67 @@ def broadcast_tensors(to: Recorder, inputs: Inputs, args: dict[str, Any], output
 # Shapes
 
 
+def view(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
+    """Whatever keeps the elements in their order is a view."""
+    value = inputs["self"]
+    return [value] if to.shape(value) == outputs[0] else [_view(to, value, outputs[0])]
+
+
+def expand_as(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
+    return broadcast_tensors(to, {"tensors.0": inputs["self"]}, {}, outputs)
+
+
+def cat(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+    return list(inputs.values()) if len(inputs) == 1 else None
+
+
+def cast(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
+    value = inputs["self"]
+    other = f"torch.{to.dtype(inputs['other'])}" if "other" in inputs else None
+    dtype = other or args.get("dtype") or f"torch.{to.dtype(value)}"
+    if dtype == f"torch.{to.dtype(value)}":
+        return [value]
+    dtypes = [dtype.removeprefix("torch.")]
+    return to.emit("_to_copy", {"self": value}, {"dtype": dtype}, outputs[0], pointwise=True, dtypes=dtypes)
+
+
+def dropout(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
+    if not args["train"] or args["p"] == 0:
+        return [inputs["input"]]
+    return to.emit("native_dropout", inputs, args, outputs[0])
+
+
+def slice_scatter(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+    """What lies before the slice, the source, what lies behind."""
+    value, source, shape = inputs["self"], inputs["src"], outputs[0]
+    axis = int(args["dim"]) % len(shape)
+    if args["step"] != 1 or to.dtype(source) != to.dtype(value):
+        return None
+    start, _, _ = slice(args["start"], args["end"]).indices(shape[axis])
+    end = start + to.shape(source)[axis]
+    pieces = [_slice(to, value, axis, 0, start)] if start else []
+    pieces += [source]
+    pieces += [_slice(to, value, axis, end, shape[axis])] if end < shape[axis] else []
+    return [_cat(to, pieces, axis)]
+
+
+def select_scatter(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+    axis = int(args["dim"]) % len(outputs[0])
+    index = int(args["index"]) % outputs[0][axis]
+    shape = to.shape(inputs["src"])
+    source = _view(to, inputs["src"], (*shape[:axis], 1, *shape[axis:]))
+    where = {"dim": axis, "start": index, "end": index + 1, "step": 1}
+    return slice_scatter(to, {"self": inputs["self"], "src": source}, where, outputs)
+
+
+def pixel_shuffle(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
+    *outer, channels, height, width = to.shape(inputs["self"])
+    factor, rank = args["upscale_factor"], len(outer)
+    fine = _view(to, inputs["self"], (*outer, channels // factor**2, factor, factor, height, width))
+    moved = _permute(to, fine, [*range(rank + 1), rank + 3, rank + 1, rank + 4, rank + 2])
+    return [_view(to, moved, outputs[0])]
+
+
 def copy(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """What is left of an assignment: the source, in the target's shape."""
     source = inputs["src"]
@@ -122,12 +183,13 @@ def roll(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape
 
 
 def index(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
-    """One integer index on one axis picks from that axis."""
-    slots = [slot for slot in inputs if slot.startswith("indices.")]
-    if len(slots) != 1 or "int" not in to.dtype(inputs[slots[0]]) or "axis" in args:
+    """Integer indices on neighbouring axes pick from those axes."""
+    axes = sorted(int(slot.partition(".")[2]) for slot in inputs if slot.startswith("indices."))
+    indices = [inputs[f"indices.{axis}"] for axis in axes]
+    if axes != list(range(axes[0], axes[0] + len(axes))) or any("int" not in to.dtype(i) for i in indices):
         return None
-    axis = int(slots[0].partition(".")[2])
-    return to.emit("index", {"self": inputs["self"], "indices.0": inputs[slots[0]]}, {"axis": axis}, outputs[0])
+    slots = {f"indices.{i}": value for i, value in enumerate(indices)}
+    return to.emit("index", {"self": inputs["self"], **slots}, {"axis": axes[0]}, outputs[0])
 
 
 def pad(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
@@ -149,6 +211,13 @@ def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
     kind = ("sum", "dim_IntList") if args["mode"] == 0 else ("mean", "dim")
     reduce = {"dim": [1], "keepdim": False, "dtype": None}
     return to.emit(kind[0], {"self": found[0]}, reduce, (bags, width), overload=kind[1])
+
+
+def glu(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
+    """One half, gated by the other."""
+    half, gate = split(to, inputs, args, [outputs[0]] * 2)
+    gate = to.emit("sigmoid", {"self": gate}, {}, outputs[0], pointwise=True)[0]
+    return to.emit("mul", {"self": half, "other": gate}, {}, outputs[0], overload="Tensor", pointwise=True)
 
 
 # Recurrent layers
@@ -276,6 +345,16 @@ REWRITES: dict[str, Rewrite] = {
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
     "unbind": unbind,
     "broadcast_tensors": broadcast_tensors,
+    **dict.fromkeys(("_unsafe_view", "reshape", "reshape_as", "view_as", "ravel", "flatten", "unflatten"), view),
+    **dict.fromkeys(("squeeze", "unsqueeze"), view),
+    "expand_as": expand_as,
+    "cat": cat,
+    **dict.fromkeys(("to", "type_as"), cast),
+    "dropout": dropout,
+    "slice_scatter": slice_scatter,
+    "select_scatter": select_scatter,
+    "pixel_shuffle": pixel_shuffle,
+    "glu": glu,
     "copy": copy,
     "roll": roll,
     "index": index,
@@ -288,3 +367,6 @@ REWRITES: dict[str, Rewrite] = {
     "scaled_dot_product_attention": attention,
     "cross_entropy_loss": cross_entropy,
 }
+
+# What writing to a part of a tensor makes of the tensor.
+SCATTERS: dict[str, Rewrite] = {"slice": slice_scatter, "select": select_scatter}

@@ -51,6 +51,7 @@ class Recorder:
     def __init__(self, chunk: int) -> None:
         self.trace = Trace()
         self.chunk = chunk  # how many time steps of a recurrent layer make one op
+        self.grad = True  # whether the calls that come have gradients
         self.name = self.module = ""
 
     def value(self, value: TraceValue) -> int:
@@ -83,7 +84,7 @@ class Recorder:
             self.trace.draws.append(Draw(outputs[0], float(args["p"]), order))
         numbers = list(inputs.values())
         call = Call(kind, overload, tuple(inputs), tuple(values[i].shape for i in numbers), tuple(outputs), args)
-        grad = kind != "detach" and any(values[i].grad for i in numbers)
+        grad = self.grad and kind != "detach" and any(values[i].grad for i in numbers)
         names = [self.name] if len(outputs) == 1 else [f"{self.name}.{i}" for i in range(len(outputs))]
         found = []
         for name, shape, dtype in zip(names, outputs, dtypes or [values[numbers[0]].dtype] * len(outputs)):

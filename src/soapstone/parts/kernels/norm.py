@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ..place import Place, Tensors, combined, kernel
 
 
-@kernel("dropout", "native_dropout")
+@kernel("native_dropout")
 def _dropout(place: Place, inputs: Tensors) -> torch.Tensor:
     x, p = next(iter(inputs.values())), float(place.args["p"])
     if p == 0 or not place.args["train"]:
@@ -29,6 +29,14 @@ def _causal_fill(place: Place, inputs: Tensors) -> torch.Tensor:
 def _group_norm(place: Place, inputs: Tensors) -> torch.Tensor:
     weight, bias = inputs.get("weight"), inputs.get("bias")
     return F.group_norm(inputs["input"], place.extent("group"), weight, bias, place.args["eps"])
+
+
+@kernel("_native_batch_norm_legit_no_training")
+def _frozen_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
+    mean, var = inputs["running_mean"], inputs["running_var"]
+    return F.batch_norm(
+        inputs["input"], mean, var, inputs.get("weight"), inputs.get("bias"), False, 0.0, place.args["eps"]
+    )
 
 
 @kernel("local_batch_norm")

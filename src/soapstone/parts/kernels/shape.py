@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ..place import Place, Tensors, kernel
 
 
-@kernel("view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze")
+@kernel("view")
 def _view(place: Place, inputs: Tensors) -> torch.Tensor:
     return inputs["self"].reshape(place.shape())
 
@@ -95,6 +95,5 @@ def _upsample(place: Place, inputs: Tensors) -> torch.Tensor:
 
 @kernel("index")
 def _index(place: Place, inputs: Tensors) -> torch.Tensor:
-    x, axis = inputs["self"], int(place.args["axis"])
-    picked = inputs["indices.0"]
-    return x.index_select(axis, picked.reshape(-1)).reshape(place.shape())
+    indices = [inputs[f"indices.{i}"] for i in range(len(inputs) - 1)]
+    return inputs["self"][(slice(None),) * int(place.args["axis"]) + tuple(indices)]

@@ -1,0 +1,355 @@
+"""One model as a list of calls: what torch.export saw, without what no one computes.
+
+Composites such as `linear` and `cross_entropy_loss` stay. What depends on no parameter, input or buffer is folded.
+"""
+
+from __future__ import annotations
+
+import base64
+import operator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ..errors import CaptureError
+from .export import AUTOCAST_REGION, COPIES, GRAD_REGION, counts_steps, export, functional, opname, region, written
+from .rewrite import REWRITES, SCATTERS
+from .trace import RANDOM, Recorder, Trace, TraceCall, TraceValue
+from .workload import Workload
+
+# What these make depends on no element of their input.
+_FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
+_BATCH_NORM = "_native_batch_norm_legit_functional"
+_FROZEN_BATCH_NORM = "_native_batch_norm_legit_no_training"
+_ONE_OUTPUT = {"native_dropout", _BATCH_NORM, _FROZEN_BATCH_NORM, "adaptive_max_pool1d", "adaptive_max_pool2d"}
+_CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
+
+
+def trace(work: Workload, chunk: int, batch_norm: str) -> Trace:
+    """The calls of a workload. Raises CaptureError where it cannot be exported, or the loss is no scalar."""
+    return _Reader(export(work), work, Recorder(chunk), batch_norm).read()
+
+
+class _Reader:
+    """Walks the exported graph once and writes the trace."""
+
+    def __init__(
+        self, program: torch.export.ExportedProgram, work: Workload, recorder: Recorder, batch_norm: str
+    ) -> None:
+        self.program, self.work, self.recorder = program, work, recorder
+        self.trace = recorder.trace
+        self.kinds = {_BATCH_NORM: "local_batch_norm"} if batch_norm == "local" else {}
+        self.value_of: dict[fx.Node, int] = {}
+        self.constants: dict[fx.Node, torch.Tensor] = {}
+        self.lists: dict[fx.Node, list[int]] = {}  # calls with several outputs
+        self.regions: dict[fx.Node, Any] = {}  # what a region gives out
+        self.steps: dict[fx.Node, TraceCall] = {}
+        self.buffer_of: dict[fx.Node, str] = {}
+        self.parameters: dict[int, int] = {}  # identity of the tensor -> value
+
+    def read(self) -> Trace:
+        signature = self.program.graph_signature
+        specs = {spec.arg.name: spec for spec in signature.input_specs}
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, specs[node.name])
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                self._outputs(node)
+        self.recorder.drop_dead()
+        self._check_buffers()
+        return self.trace
+
+    def _check_buffers(self) -> None:
+        """A buffer that a step changes is read by the one call that changes it: others would see it change or not,
+        depending on where they run."""
+        updates = [v for call in self.trace.calls for v, _ in call.updates]
+        changed = set(updates)
+        if len(changed) < len(updates):
+            name = next(self.trace.values[v].name for v in updates if updates.count(v) > 1)
+            raise CaptureError(f"{name!r} would change twice; a batch norm may be used only once in a step")
+        changed |= {i for i, v in enumerate(self.trace.values) if v.name in self.trace.counters}
+        for call in self.trace.calls:
+            for value in changed & set(call.inputs) - {v for v, _ in call.updates}:
+                name = self.trace.values[value].name
+                raise CaptureError(f"the buffer {name!r} changes in each step, but is also read elsewhere; keep a copy")
+
+    def _value(self, node: fx.Node, value: TraceValue) -> int:
+        self.value_of[node] = self.recorder.value(value)
+        return self.value_of[node]
+
+    def _placeholder(self, node: fx.Node, spec: Any) -> None:
+        meta = node.meta["val"]
+        described = _described(node.name, meta)
+        if spec.kind == InputKind.USER_INPUT:
+            described.source = "input"
+            self.trace.inputs.append(self._value(node, described))
+            return
+        name = spec.target.removeprefix("model.")
+        if spec.kind == InputKind.PARAMETER:
+            self._parameter(node, name, described)
+        elif spec.kind == InputKind.BUFFER:
+            described.name, described.source = name, "buffer"
+            self._value(node, described)
+            self.buffer_of[node] = name
+        else:
+            self.constants[node] = self.program.constants[spec.target]
+
+    def _parameter(self, node: fx.Node, name: str, described: TraceValue) -> None:
+        parameter = self.work.model.get_parameter(name)
+        if id(parameter) in self.parameters:
+            self.value_of[node] = self.parameters[id(parameter)]
+            self.trace.aliases[name] = self.trace.values[self.value_of[node]].name
+            return
+        described.name, described.source, described.grad = name, "parameter", parameter.requires_grad
+        self.parameters[id(parameter)] = self._value(node, described)
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            self._getitem(node)
+            return
+        kind = opname(node)
+        if kind in _CHECKS:
+            return
+        if kind in (GRAD_REGION, AUTOCAST_REGION):
+            self._region(node)
+            return
+        if counts_steps(node):
+            self._same(node, node.all_input_nodes[0])
+            self.trace.counters.append(self.buffer_of[node.all_input_nodes[0]])
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(f"{kind} in {_where(node)} is no tensor operation; capture cannot see inside it")
+        if self._is_constant(node, kind):
+            self._refuse_randomness(node, {})
+            self._fold(node)
+        elif kind in COPIES:
+            self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
+        elif kind == "batch_norm":
+            self._batch_norm(node)
+        else:
+            self._step(node, kind)
+
+    def _batch_norm(self, node: fx.Node) -> None:
+        inputs, args = self._arguments(node)
+        self.recorder.name, self.recorder.module = node.name, _module_path(node)
+        trains = args.pop("training")
+        kind = self.kinds.get(_BATCH_NORM, _BATCH_NORM) if trains else _FROZEN_BATCH_NORM
+        shape = _described(node.name, node.meta["val"]).shape
+        self.value_of[node] = self.recorder.emit(kind, inputs, args, shape)[0]
+        if trains and "running_mean" in inputs:
+            updates = [(inputs["running_mean"], 3), (inputs["running_var"], 4)]
+            self.trace.calls[-1].updates = updates
+
+    def _region(self, node: fx.Node) -> None:
+        """Read the calls of a region as if they stood here; without gradients, none of their values has one."""
+        inner = region(node.graph.owning_module, node)  # type: ignore[arg-type]
+        assert inner is not None
+        given = [n for n in node.all_input_nodes if n.op != "get_attr"]
+        trained, self.recorder.grad = self.recorder.grad, self.recorder.grad and node.args[0] is not False
+        for n in inner.nodes:
+            if n.op == "placeholder":
+                self._same(n, given.pop(0))
+            elif n.op == "call_function":
+                self._call(n)
+            elif n.op == "output":
+                self.regions[node] = n.args[0]
+        self.recorder.grad = trained
+
+    def _same(self, node: fx.Node, other: fx.Node) -> None:
+        tables: list[dict[fx.Node, Any]] = [self.value_of, self.constants, self.lists]
+        for known in tables:
+            if other in known:
+                known[node] = known[other]
+
+    def _is_constant(self, node: fx.Node, kind: str) -> bool:
+        if kind in RANDOM:
+            return False
+        return kind in _FACTORIES or all(n in self.constants for n in node.all_input_nodes)
+
+    def _fold(self, node: fx.Node) -> None:
+        def real(n: fx.Node) -> torch.Tensor:
+            meta = n.meta["val"]
+            return self.constants[n] if n in self.constants else torch.empty(meta.shape, dtype=meta.dtype)
+
+        with torch.no_grad():
+            self.constants[node] = node.target(*fx.map_arg(node.args, real), **fx.map_arg(node.kwargs, real))  # type: ignore[operator]
+
+    @staticmethod
+    def _refuse_randomness(node: fx.Node, args: dict[str, Any]) -> None:
+        """Only dropout's masks are the same on any strategy; other ops may draw only where their dropout is zero."""
+        target: Any = node.target
+        random = torch.Tag.nondeterministic_seeded in target.tags and opname(node) not in RANDOM
+        if random and args.get("dropout_p", args.get("dropout")) != 0:
+            raise CaptureError(
+                f"{opname(node)} in {_where(node)} draws random numbers, which would differ between strategies; "
+                "use nn.Dropout, or draw them outside of the model and pass them as an input"
+            )
+
+    def _input(self, node: fx.Node) -> int:
+        if node not in self.value_of:
+            if node not in self.constants:
+                raise CaptureError(
+                    f"{node.name}, an output of {_where(node)}, is used, but has no rule; a batch norm may be used "
+                    "only once in a step, and of a pooling only its values"
+                )
+            self._value(node, _constant(node.name, self.constants[node]))
+        return self.value_of[node]
+
+    def _step(self, node: fx.Node, kind: str) -> None:
+        inputs, args = self._arguments(node)
+        several = isinstance(node.meta["val"], tuple | list)
+        metas = node.meta["val"] if several else [node.meta["val"]]
+        if kind in RANDOM:
+            stride = node.all_input_nodes[0].meta["val"].stride()
+            args["order"] = sorted(range(len(stride)), key=lambda axis: -stride[axis])
+        target: Any = node.target
+        if target._schema.is_mutable:
+            target = functional(target)
+            kind = target._opname
+        self.recorder.name, self.recorder.module = node.name, _module_path(node)
+        rewrite = REWRITES.get(kind)
+        outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
+        if outputs is None:
+            self._refuse_randomness(node, args)
+            metas = metas[: _num_outputs(kind, metas)]
+            outputs = self.recorder.emit(
+                self.kinds.get(kind, kind),
+                inputs,
+                args,
+                *_shapes(metas),
+                overload=target._overloadname,
+                pointwise=torch.Tag.pointwise in target.tags,
+                dtypes=[_dtype(meta) for meta in metas],
+            )
+            self.steps[node] = self.trace.calls[-1]
+        if several:
+            self.lists[node] = outputs
+            return
+        self._write(written(node), outputs[0])
+
+    def _write(self, names: list[fx.Node], value: int) -> None:
+        """Give a call its value. One that works in place changes whatever its target is a slice of, too."""
+        self.value_of[names[0]] = value
+        for part, target in pairwise(names):
+            if opname(part) in SCATTERS:
+                inputs, args = self._arguments(part)
+                shape = self.recorder.shape(inputs["self"])
+                found = SCATTERS[opname(part)](self.recorder, inputs | {"src": value}, args, [shape])
+                assert found is not None
+                value = found[0]
+            self.value_of[target] = value
+            self.constants.pop(target, None)
+
+    def _getitem(self, node: fx.Node) -> None:
+        source: Any = node.args[0]
+        index: Any = node.args[1]
+        if source in self.regions:
+            self._same(node, self.regions[source][index])
+        elif index < len(self.lists[source]):
+            self.value_of[node] = self.lists[source][index]
+
+    def _arguments(self, node: fx.Node) -> tuple[dict[str, int], dict[str, Any]]:
+        """The values by slot ("weight", or "tensors.0" in a list), and the other arguments by name."""
+        target: Any = node.target
+        inputs: dict[str, int] = {}
+        args: dict[str, Any] = {}
+        for i, argument in enumerate(target._schema.arguments):
+            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            if isinstance(given, fx.Node):
+                inputs[argument.name] = self._input(given)
+            elif isinstance(given, list | tuple) and any(isinstance(item, fx.Node) for item in given):
+                for k, item in enumerate(given):
+                    if item is not None and not (target._opname == "cat" and item.meta["val"].numel() == 0):
+                        inputs[f"{argument.name}.{k}"] = self._input(item)
+            else:
+                args[argument.name] = _plain(given)
+        return inputs, args
+
+    def _outputs(self, node: fx.Node) -> None:
+        for spec, result in zip(self.program.graph_signature.output_specs, node.args[0]):  # type: ignore[arg-type]
+            if spec.kind == OutputKind.USER_OUTPUT:
+                self._loss(result)
+            elif spec.kind == OutputKind.BUFFER_MUTATION:
+                self._mutation(result, (spec.target or "").removeprefix("model."))
+            else:
+                raise CaptureError(f"the model writes to {spec.target}, which is no buffer; keep such state outside")
+
+    def _loss(self, node: Any) -> None:
+        if self.trace.loss >= 0:
+            raise CaptureError("the loss must be one scalar tensor, not several values; pass a loss= that returns one")
+        meta = node.meta["val"] if isinstance(node, fx.Node) else None
+        if meta is None or meta.ndim != 0 or not meta.dtype.is_floating_point:
+            found = "no tensor" if meta is None else f"{meta.dtype} of shape {list(meta.shape)}"
+            raise CaptureError(f"the loss must be a scalar tensor, not {found}; reduce it, e.g. with .mean()")
+        if node not in self.value_of or not self.trace.values[self.value_of[node]].grad:
+            raise CaptureError("the loss depends on no trainable parameter; check requires_grad and the loss")
+        self.trace.loss = self.value_of[node]
+
+    def _mutation(self, node: fx.Node, buffer: str) -> None:
+        source: Any = node.args[0] if node.args else None
+        if node.target is operator.getitem and source in self.steps:
+            value = next(i for i, v in enumerate(self.trace.values) if v.source == "buffer" and v.name == buffer)
+            self.steps[source].updates.append((value, node.args[1]))  # type: ignore[arg-type]
+        elif opname(node) == "add" and source in self.buffer_of and node.args[1:] == (1,) and not node.kwargs:
+            self.trace.counters.append(buffer)
+        else:
+            raise CaptureError(f"the model changes its buffer {buffer!r} in a way that has no rule; keep it constant")
+
+
+def _num_outputs(kind: str, metas: Any) -> int:
+    """The outputs that take part in the graph: masks and saved statistics do not."""
+    return 1 if kind in _ONE_OUTPUT else len(metas)
+
+
+def _shapes(metas: Any) -> list[tuple[int, ...]]:
+    return [tuple(int(n) for n in meta.shape) for meta in metas]
+
+
+def _dtype(meta: torch.Tensor) -> str:
+    return str(meta.dtype).removeprefix("torch.")
+
+
+def _described(name: str, meta: torch.Tensor) -> TraceValue:
+    return TraceValue(name, tuple(int(n) for n in meta.shape), _dtype(meta))
+
+
+def _constant(name: str, tensor: torch.Tensor) -> TraceValue:
+    value = _described(name, tensor)
+    value.source = "constant"
+    flat = tensor.detach().reshape(-1)
+    if not flat.numel():
+        raise CaptureError(f"the constant {name!r} of shape {list(tensor.shape)} has no elements")
+    exact = value.dtype != "int64" or abs(int(flat[0])) < 2**53  # a fill is kept as a float
+    if exact and bool((flat == flat[0]).all()):
+        value.fill = float(flat[0])
+    else:
+        value.data = base64.b64encode(flat.contiguous().view(torch.uint8).numpy().tobytes()).decode()
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as JSON has them; where a tensor is stored is not the graph's business."""
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, torch.device | torch.layout | torch.memory_format):
+        return None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CaptureError(f"the argument {value!r} of an op is of a type that a graph cannot hold")
+
+
+def _where(node: fx.Node) -> str:
+    return f"module {_module_path(node)!r}" if _module_path(node) else "the model"
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return paths[-1].removeprefix("model").removeprefix(".") if paths else ""
