@@ -8,6 +8,8 @@ import os
 import tempfile
 import types
 import typing
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,46 +76,114 @@ def encode(value: Any) -> Any:
 
 def decode(kind: Any, data: Any, where: str) -> Any:
     """The inverse of `encode` for a type; raises SoapstoneError that names the place where the data do not fit."""
-    origin = typing.get_origin(kind)
+    try:
+        return _decoder(kind)(data)
+    except _MisfitError as misfit:
+        raise SoapstoneError(f"{where}{''.join(reversed(misfit.path))} {misfit.reason}") from None
+
+
+class _MisfitError(Exception):
+    """What is wrong, and on the way up, where."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason, self.path = reason, list[str]()
+
+
+Decoder = Callable[[Any], Any]
+
+
+@cache
+def _decoder(kind: Any) -> Decoder:
+    """What checks and converts data of a type; made once for each type, as a graph has many thousands of values."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return data
+        return lambda data: data
     if origin in (typing.Union, types.UnionType):
-        options = [option for option in typing.get_args(kind) if option is not type(None)]
-        return None if data is None else decode(options[0], data, where)
+        inner = _decoder(next(option for option in arguments if option is not type(None)))
+        return lambda data: None if data is None else inner(data)
     if origin is tuple:
-        return _decode_tuple(typing.get_args(kind), data, where)
+        repeated = len(arguments) == 2 and arguments[1] is Ellipsis
+        return _repeated(_decoder(arguments[0])) if repeated else _fixed([_decoder(a) for a in arguments])
     if origin is dict:
-        if not isinstance(data, dict):
-            raise SoapstoneError(f"{where} must be an object, not {data!r:.60}")
-        return {key: decode(typing.get_args(kind)[1], item, f"{where}.{key}") for key, item in data.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _decode_dataclass(kind, data, where)
-    if kind is float and type(data) is int:
-        return float(data)
-    if type(data) is not kind:
-        raise SoapstoneError(f"{where} must be of type {kind.__name__}, not {data!r:.60}")
+        return _mapping(_decoder(arguments[1]))
+    if dataclasses.is_dataclass(kind):
+        return _fields(kind)
+    return _plain(kind)
+
+
+def _plain(kind: type) -> Decoder:
+    def convert(data: Any) -> Any:
+        if type(data) is kind:
+            return data
+        if kind is float and type(data) is int:
+            return float(data)
+        raise _MisfitError(f"must be of type {kind.__name__}, not {data!r:.60}")
+
+    return convert
+
+
+def _repeated(item: Decoder) -> Decoder:
+    def convert(data: Any) -> Any:
+        return tuple(_each([(i, item, value) for i, value in enumerate(_list(data))]))
+
+    return convert
+
+
+def _fixed(items: list[Decoder]) -> Decoder:
+    def convert(data: Any) -> Any:
+        if len(_list(data)) != len(items):
+            raise _MisfitError(f"must have {len(items)} items, not {len(data)}")
+        return tuple(_each([(i, item, value) for i, (item, value) in enumerate(zip(items, data))]))
+
+    return convert
+
+
+def _mapping(item: Decoder) -> Decoder:
+    def convert(data: Any) -> Any:
+        return dict(zip(_object(data), _each([(key, item, value) for key, value in data.items()])))
+
+    return convert
+
+
+def _fields(kind: Any) -> Decoder:
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: _decoder(hints[f.name]) for f in dataclasses.fields(kind)}
+    missing = dataclasses.MISSING
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing]
+
+    def convert(data: Any) -> Any:
+        for key in _object(data):
+            if key not in fields:
+                raise _MisfitError(f"has an unknown key {key!r}; known: {', '.join(fields)}")
+        for name in needed:
+            if name not in data:
+                raise _MisfitError(f"lacks the key {name!r}")
+        return kind(**dict(zip(data, _each([(name, fields[name], value) for name, value in data.items()]))))
+
+    return convert
+
+
+def _each(items: list[tuple[int | str, Decoder, Any]]) -> list[Any]:
+    """Convert the items of one container; a misfit learns the place of the item in which it is."""
+    place: int | str = 0
+    found = []
+    try:
+        for place, item, data in items:  # noqa: B007  read below
+            found.append(item(data))
+    except _MisfitError as misfit:
+        misfit.path.append(f"[{place}]" if isinstance(place, int) else f".{place}")
+        raise
+    return found
+
+
+def _list(data: Any) -> Any:
+    if not isinstance(data, list):
+        raise _MisfitError(f"must be a list, not {data!r:.60}")
     return data
 
 
-def _decode_tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(data, list):
-        raise SoapstoneError(f"{where} must be a list, not {data!r:.60}")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
-    if len(arguments) != len(data):
-        raise SoapstoneError(f"{where} must have {len(arguments)} items, not {len(data)}")
-    return tuple(decode(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(arguments, data)))
-
-
-def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
+def _object(data: Any) -> Any:
     if not isinstance(data, dict):
-        raise SoapstoneError(f"{where} must be an object, not {data!r:.60}")
-    hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    for key in data:
-        if key not in fields:
-            raise SoapstoneError(f"{where} has an unknown key {key!r}; known: {', '.join(fields)}")
-    for name, field in fields.items():
-        if name not in data and field.default is field.default_factory is dataclasses.MISSING:
-            raise SoapstoneError(f"{where} lacks the key {name!r}")
-    return kind(**{name: decode(hints[name], item, f"{where}.{name}") for name, item in data.items()})
+        raise _MisfitError(f"must be an object, not {data!r:.60}")
+    return data

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from .notation import Map
-from .table import Call, Rule, times
+from .table import Call, Extents, Rule, times
 
 _NAMES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
@@ -79,20 +80,42 @@ def _conv(count: int, transposed: bool = False) -> Rule:
         slots=("input", "weight", "bias"),
         sizes=lambda call: {"group": int(call.args["groups"])},
         maps=_transposed_maps if transposed else _conv_maps,
-        flops=times(2),
+        flops=_transposed_flops if transposed else times(2),
+        saves="factors",
         heavy=True,
     )
 
 
-def _pool(count: int, maps: Any = _pool_maps) -> Rule:
+def _transposed_flops(call: Call, extents: Extents) -> int:
+    """Every input element meets every weight of its group once."""
+    return 2 * prod(call.shape("input")) * prod(call.shape("weight")[1:])
+
+
+def _pool_flops(call: Call, extents: Extents) -> int:
+    """One for each element of each window, padding included."""
+    count = _count(call)
+    if "kernel_size" in call.args:
+        return prod(call.outputs[0]) * prod(tuple_of(call.args["kernel_size"], count))
+    windows = zip(call.shapes[0][-count:], call.outputs[0][-count:])
+    return prod(call.outputs[0]) * prod(-(-inner // outer) for inner, outer in windows)
+
+
+def _pool(count: int, maximum: bool, maps: Any = _pool_maps) -> Rule:
+    """The place of each maximum is kept for backward, too, as an int64."""
     names = spatial_names(count)
-    return Rule(f"*b {' '.join(f'[{n}]' for n in names)} -> *b {' '.join(names)}", maps=maps, heavy=True)
+    return Rule(
+        f"*b {' '.join(f'[{n}]' for n in names)} -> *b {' '.join(names)}",
+        maps=maps,
+        flops=_pool_flops,
+        extra=lambda call, item: 8 * prod(call.outputs[0]) if maximum else 0,
+        heavy=True,
+    )
 
 
 RULES = {
     **{f"conv{n}d": _conv(n) for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": _conv(n, transposed=True) for n in (1, 2, 3)},
-    **{f"max_pool{n}d": _pool(n) for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": _pool(n) for n in (1, 2)},
-    **{f"adaptive_{kind}_pool{n}d": _pool(n, _adaptive_maps) for kind in ("avg", "max") for n in (1, 2)},
+    **{f"max_pool{n}d": _pool(n, True) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": _pool(n, False) for n in (1, 2)},
+    **{f"adaptive_{kind}_pool{n}d": _pool(n, kind == "max", _adaptive_maps) for kind in ("avg", "max") for n in (1, 2)},
 }

@@ -65,22 +65,27 @@ def _attention_sizes(call: Call) -> dict[str, int]:
     return {"head": heads, "rep": call.shape("query")[-3] // heads}
 
 
-def _attention_flops(extents: Extents) -> int:
+def _attention_flops(call: Call, extents: Extents) -> int:
     keys = extents.get("key", extents["length"])
     widths = extents["d"] + extents["dv"]
     rows = prod(n for name, n in extents.items() if name not in ("key", "d", "dv"))
     return 2 * rows * keys * widths
 
 
+_ADD_PRODUCT = Rule(
+    _add_product, partial=Partial(finish=lambda call: True), flops=times(2), saves="mat1 mat2 batch1 batch2", heavy=True
+)
+
 RULES = {
-    "addmm": Rule(_add_product, partial=Partial(finish=lambda call: True), flops=times(2), heavy=True),
-    "baddbmm": Rule(_add_product, partial=Partial(finish=lambda call: True), flops=times(2), heavy=True),
-    "einsum": Rule(_einsum, partial=Partial(), flops=times(2), heavy=True),
+    **dict.fromkeys(("addmm", "baddbmm"), _ADD_PRODUCT),
+    "einsum": Rule(_einsum, partial=Partial(), flops=times(2), saves="factors", heavy=True),
     "scaled_dot_product_attention": Rule(
         _attention,
         sizes=_attention_sizes,
         maps=lambda call: {"length": Map((0, 0, 1), (1, 0, 1))},
         flops=_attention_flops,
+        saves="both",
+        extra=lambda call, item: prod(call.outputs[0][:-1]) * item,
         heavy=True,
         name="attention",
     ),
@@ -89,15 +94,17 @@ RULES = {
         slots=("input", "weight", "bias"),
         partial=Partial(finish=lambda call: "bias" in call.slots),
         flops=times(2),
+        saves="factors",
         heavy=True,
     ),
-    "matmul": Rule(_matmul, partial=Partial(), flops=times(2), heavy=True),
-    "mm": Rule("m {k}, {k} n -> m n", partial=Partial(), flops=times(2), heavy=True),
-    "bmm": Rule("b m {k}, b {k} n -> b m n", partial=Partial(), flops=times(2), heavy=True),
+    "matmul": Rule(_matmul, partial=Partial(), flops=times(2), saves="factors", heavy=True),
+    "mm": Rule("m {k}, {k} n -> m n", partial=Partial(), flops=times(2), saves="factors", heavy=True),
+    "bmm": Rule("b m {k}, b {k} n -> b m n", partial=Partial(), flops=times(2), saves="factors", heavy=True),
     "embedding": Rule(
         _embedding,
         partial=Partial(),
-        flops=lambda extents: prod(extents.values()) // extents["vocab"],
+        flops=lambda call, extents: prod(call.outputs[0]),
+        saves="indices",
         heavy=True,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .table import Call, Partial, Rule, times
+from .table import Call, Partial, Rule, items, times
 
 NONE, MEAN, SUM, BATCH_MEAN = 0, 1, 2, 3  # torch's numbers for reduction, and kl_div's batchmean
 
@@ -53,6 +53,8 @@ _CLASSES = Rule(
     slots=("self", "target", "weight"),
     partial=Partial(spans=(), factor=2, finish=lambda call: True),
     flops=times(4),
+    saves="target",
+    extra=items(1, "self"),
     heavy=True,
     name="cross_entropy",
 )
@@ -62,6 +64,8 @@ _SCORED = Rule(
     slots=("self", "target", "weight"),
     partial=Partial("gather", factor=6, finish=lambda call: True),
     flops=times(4),
+    saves="target",
+    extra=items(1, "self"),
     heavy=True,
     name="cross_entropy",
 )
@@ -69,6 +73,7 @@ _AVERAGED = Rule(
     "{*b}, {*b}, class ->",
     slots=("self", "target", "weight"),
     partial=Partial(spans=(), factor=2, finish=lambda call: True),
+    saves="target",
     heavy=True,
     name="loss_mean",
 )
@@ -79,10 +84,10 @@ _EXTREMES = ("amax", "amin", "argmax", "argmin", "any", "all", "max", "min", "me
 _OTHERS = ("prod", "var", "std", "logsumexp", "linalg_vector_norm", "norm")
 
 RULES = {
-    **dict.fromkeys(("sum", "mean"), Rule(_reduction("{{{}}}"), partial=Partial(), heavy=True)),
+    **dict.fromkeys(("sum", "mean"), Rule(_reduction("{{{}}}"), partial=Partial(), saves="nothing", heavy=True)),
     **dict.fromkeys(_BY_CLASS, _CLASSES),
     "class_loss": _SCORED,
     "class_mean": _AVERAGED,
     **dict.fromkeys(_BY_ELEMENT + _BINARY, _ELEMENTWISE),
-    **dict.fromkeys(_EXTREMES + _OTHERS, Rule(_reduction("{}!"), heavy=True)),
+    **dict.fromkeys(_EXTREMES + _OTHERS, Rule(_reduction("{}!"), saves="both", heavy=True)),
 }

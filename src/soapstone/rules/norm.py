@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
-from .table import Call, Partial, Rule, times
+from .table import Bytes, Call, Partial, Rule, items, times
 
 
 def _normalised(call: Call) -> str:
     """Layer and RMS norm: the normalised axes are needed whole."""
     inner = " ".join(f"n{i}!" for i in range(len(call.args["normalized_shape"])))
     return ", ".join([f"*b {inner}"] + [inner] * (len(call.shapes) - 1)) + f" -> *b {inner}"
+
+
+def _statistics(count: int) -> Bytes:
+    """So many numbers a row."""
+    return lambda call, item: count * prod(call.shapes[0][: -len(call.args["normalized_shape"])]) * item
 
 
 def _group_norm(call: Call) -> str:
@@ -33,6 +39,7 @@ _BATCH_NORM = Rule(
     slots=("input", "weight", "bias", "running_mean", "running_var"),
     partial=Partial("gather", ("channel",), factor=3, finish=lambda call: True),
     flops=times(8),
+    extra=lambda call, item: 4 * call.shapes[0][1] * item,
     name="batch_norm",
     heavy=True,
 )
@@ -41,6 +48,7 @@ _LOCAL_BATCH_NORM = Rule(
     "sample channel *s, channel, channel, channel, channel -> sample channel *s",
     slots=_BATCH_NORM.slots,
     flops=times(8),
+    extra=_BATCH_NORM.extra,
     heavy=True,
     name="batch_norm",
 )
@@ -48,18 +56,22 @@ _LOCAL_BATCH_NORM = Rule(
 RULES = {
     "local_batch_norm": _LOCAL_BATCH_NORM,
     "_native_batch_norm_legit_no_training": replace(_LOCAL_BATCH_NORM, flops=times(2)),
-    "causal_fill": Rule("*b length key -> *b length key"),
+    "causal_fill": Rule("*b length key -> *b length key", saves="nothing", extra=items(1)),
     "_native_batch_norm_legit_functional": _BATCH_NORM,
-    "layer_norm": Rule(_normalised, flops=times(8), heavy=True),
-    "rms_norm": Rule(_normalised, flops=times(5), heavy=True),
+    "layer_norm": Rule(_normalised, flops=times(8), extra=_statistics(2), heavy=True),
+    "rms_norm": Rule(_normalised, flops=times(5), extra=lambda *of: items(1)(*of) + _statistics(1)(*of), heavy=True),
     "group_norm": Rule(
         _group_norm,
         slots=("input", "weight", "bias"),
         sizes=lambda call: {"group": int(call.args["num_groups"])},
         flops=times(8),
+        extra=lambda call, item: 2 * call.shapes[0][0] * int(call.args["num_groups"]) * item,
         heavy=True,
     ),
-    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), Rule(_along)),
-    **dict.fromkeys(("cumsum", "cumprod", "flip", "sort"), Rule(_along)),
-    "native_dropout": Rule("*b -> *b", name="dropout"),
+    **dict.fromkeys(
+        ("softmax", "_softmax", "log_softmax", "_log_softmax"), Rule(_along, flops=times(5), saves="outputs")
+    ),
+    **dict.fromkeys(("cumsum", "flip"), Rule(_along, saves="nothing")),
+    **dict.fromkeys(("cumprod", "sort"), Rule(_along, saves="both")),
+    "native_dropout": Rule("*b -> *b", saves="nothing", extra=items(1), name="dropout"),
 }

@@ -1,7 +1,36 @@
-"""Elementwise ops that torch does not tag as such; the tagged ones need no rule of their own."""
+"""Elementwise ops: those that torch does not tag as such, and what the others keep for backward.
+
+A tagged op needs no line here; without one, it is taken to keep its inputs.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .table import POINTWISE
 
-RULES = dict.fromkeys(("detach", "_to_copy", "hardswish", "__and__", "__or__", "__xor__", "where", "fill"), POINTWISE)
+_KEEPS_NOTHING = (
+    "add",
+    "sub",
+    "rsub",
+    "neg",
+    "_to_copy",
+    "detach",
+    "fill",
+    "round",
+    "floor",
+    "ceil",
+    "sign",
+    "logical_not",
+)
+_KEEPS_ITS_OUTPUT = ("relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "tan")
+_KEEPS_FACTORS = ("mul", "div")
+
+RULES = {
+    **dict.fromkeys(("hardswish", "__and__", "__or__", "__xor__"), POINTWISE),
+    **dict.fromkeys(_KEEPS_NOTHING, replace(POINTWISE, saves="nothing")),
+    **dict.fromkeys(_KEEPS_ITS_OUTPUT, replace(POINTWISE, saves="outputs")),
+    **dict.fromkeys(_KEEPS_FACTORS, replace(POINTWISE, saves="factors")),
+    "where": replace(POINTWISE, saves="condition"),
+    "masked_fill": replace(POINTWISE, saves="mask"),
+}

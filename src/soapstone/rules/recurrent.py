@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .table import Extents, Rule
+from .table import Call, Extents, Rule, items
 
 
-def _lstm_flops(extents: Extents) -> int:
+def _lstm_flops(call: Call, extents: Extents) -> int:
     return 8 * extents["sample"] * extents["hidden"] * (extents["in"] + extents["state"])
 
 
@@ -14,7 +14,9 @@ def _cell(gates: int) -> Rule:
     return Rule(
         f"sample in, sample state, {rows} in, {rows} state, {rows}, {rows} -> sample hidden",
         slots=("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh"),
-        flops=lambda e: 2 * gates * e["sample"] * e["hidden"] * (e["in"] + e["state"]),
+        flops=lambda call, e: 2 * gates * e["sample"] * e["hidden"] * (e["in"] + e["state"]),
+        saves="inputs" if gates > 1 else "both",
+        extra=items(2 * gates if gates > 1 else 0),
         heavy=True,
     )
 
@@ -27,9 +29,10 @@ def _chunk(gates: int, states: tuple[str, ...]) -> Rule:
     return Rule(
         f"time! sample in, {given}, {weights} -> {outputs}",
         slots=("input", *states, "w_ih", "w_hh", "b_ih", "b_hh"),
-        flops=lambda extents: (
+        flops=lambda call, extents: (
             2 * extents["time"] * extents["sample"] * extents["rows"] * (extents["in"] + extents["state"])
         ),
+        extra=items(2 * gates),
         heavy=True,
         name="lstm" if gates == 4 else "gru",
     )
@@ -46,6 +49,7 @@ RULES = {
         " -> sample hidden, sample hidden",
         slots=("input", "hx.0", "hx.1", "w_ih", "w_hh", "b_ih", "b_hh"),
         flops=_lstm_flops,
+        extra=items(5),
         heavy=True,
     ),
 }

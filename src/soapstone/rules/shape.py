@@ -192,32 +192,38 @@ def _gather(call: Call) -> str:
 
 
 RULES = {
-    "view": Rule(_view, sizes=lambda call: _view_names(call)[2], shape=True),
-    **dict.fromkeys(("permute", "transpose", "t"), Rule(_permute, shape=True)),
-    "cat": Rule(_cat, maps=_cat_maps, shape=True),
+    "view": Rule(_view, sizes=lambda call: _view_names(call)[2], saves="nothing", shape=True),
+    **dict.fromkeys(("permute", "transpose", "t"), Rule(_permute, saves="nothing", shape=True)),
+    "cat": Rule(_cat, maps=_cat_maps, saves="nothing", shape=True),
     "stack": Rule(
         _stack,
         sizes=lambda call: {"new": len(call.shapes)},
         maps=_stack_maps,
+        saves="nothing",
         shape=True,
     ),
     "slice": Rule(
-        lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0]))]), maps=_slice_maps, shape=True
+        lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0]))]),
+        maps=_slice_maps,
+        saves="nothing",
+        shape=True,
     ),
     "select": Rule(
         lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0])) if i != call.axis()]),
         maps=_select_maps,
+        saves="nothing",
         shape=True,
     ),
-    "expand": Rule(_expand, shape=True),
-    "repeat": Rule(_repeat, sizes=_repeat_sizes, shape=True),
-    "repeat_interleave": Rule(_repeat, sizes=_repeat_sizes, shape=True),
+    "expand": Rule(_expand, saves="nothing", shape=True),
+    "repeat": Rule(_repeat, sizes=_repeat_sizes, saves="nothing", shape=True),
+    "repeat_interleave": Rule(_repeat, sizes=_repeat_sizes, saves="nothing", shape=True),
     "constant_pad_nd": Rule(
         _pad,
         maps=lambda call: {f"x{i}": Map((1, -n, 1), (1, -n, 1)) for i, n in _padded_axes(call).items()},
+        saves="nothing",
     ),
-    "upsample_nearest1d": Rule("*b [length] -> *b length", maps=_upsample_maps),
-    "upsample_nearest2d": Rule("*b [height] [width] -> *b height width", maps=_upsample_maps),
-    "index": Rule(_index),
+    "upsample_nearest1d": Rule("*b [length] -> *b length", maps=_upsample_maps, saves="nothing"),
+    "upsample_nearest2d": Rule("*b [height] [width] -> *b height width", maps=_upsample_maps, saves="nothing"),
+    "index": Rule(_index, saves="indices"),
     "gather": Rule(_gather),
 }

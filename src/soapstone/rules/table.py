@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -44,27 +44,38 @@ class Partial:
     finish: Callable[[Call], bool] = lambda call: False
 
 
-def one_each(extents: Extents) -> int:
-    """One flop for each point of the step's dims."""
-    return prod(extents.values())
+Count = Callable[[Call, Extents], int]
 
 
-def times(factor: int) -> Callable[[Extents], int]:
+def times(factor: int) -> Count:
     """So many flops for each point of the step's dims."""
-    return lambda extents: factor * prod(extents.values())
+    return lambda call, extents: factor * prod(extents.values())
+
+
+Bytes = Callable[[Call, int], int]  # given the size of an item
+
+
+def items(factor: float, slot: str = "") -> Bytes:
+    """So many items for each element of an input, or else of the first output."""
+    return lambda call, item: round(factor * prod(call.shape(slot) if slot else call.outputs[0])) * item
 
 
 @dataclass(frozen=True)
 class Rule:
     """`line` is notation, or makes it from the call; with `slots`, its inputs are those slots and absent ones drop
-    out. `heavy` ops head an op of their own; `shape` ops only move elements and cost nothing."""
+    out. `heavy` ops head an op of their own; `shape` ops only move elements and cost nothing.
+
+    `saves` says what torch keeps for backward: "inputs", "outputs", "both", "nothing", "factors" (each input that
+    another input's gradient needs), or some slots; `extra` is bytes besides."""
 
     line: str | Callable[[Call], str]
     slots: tuple[str, ...] = ()
     sizes: Callable[[Call], dict[str, int]] = lambda call: {}
     maps: Callable[[Call], dict[str, Map]] = lambda call: {}
     partial: Partial | None = None
-    flops: Callable[[Extents], int] = one_each
+    flops: Count = lambda call, extents: prod(extents.values())
+    saves: str = "inputs"
+    extra: Bytes = lambda call, item: 0
     heavy: bool = False
     shape: bool = False
     name: str = ""  # what the op is called, where torch's own name says too much
@@ -77,6 +88,17 @@ class Rule:
             line = ",".join(patterns[slot] for slot in call.slots) + "->" + right
         bound = bind(line, list(call.shapes), list(call.outputs), sizes=self.sizes(call), maps=self.maps(call))
         return bound, self._combine(call, bound)
+
+    def saved(self, call: Call, grads: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """Which inputs and outputs stay until backward, given which inputs have gradients."""
+        inputs, outputs = range(len(call.slots)), range(len(call.outputs))
+        if self.saves == "factors":
+            return [i for i in inputs if any(grads[:i]) or any(grads[i + 1 :])], []
+        whole = {"inputs": (inputs, []), "outputs": ([], outputs), "both": (inputs, outputs), "nothing": ([], [])}
+        if self.saves in whole:
+            kept, made = whole[self.saves]
+            return list(kept), list(made)
+        return [i for i, slot in enumerate(call.slots) if slot.partition(".")[0] in self.saves.split()], []
 
     def _combine(self, call: Call, bound: Bound) -> Combine | None:
         if self.partial is None or not bound.combinable:
@@ -97,5 +119,5 @@ def whole(call: Call) -> str:
     return " -> ".join(sides)
 
 
-UNRULED = Rule(whole, heavy=True)
+UNRULED = Rule(whole, flops=lambda call, extents: sum(map(prod, call.outputs)), saves="both", heavy=True)
 POINTWISE = Rule(lambda call: ", ".join(["*b"] * len(call.shapes)) + " -> *b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,13 @@ def capture(
     loss: Callable[..., torch.Tensor] | None = None,
     targets: tuple[torch.Tensor, ...] = (),
     kwargs: dict[str, Any] | None = None,
-    batch_dim: int = 0,
+    batch_dim: int | Sequence[int | None] = 0,
     batch_norm: str = "global",
     chunk: int = 1,
 ) -> OperatorGraph:
     """Return the operator graph of a workload, or of a model with its inputs, loss and targets.
 
+    `batch_dim` is the batch's axis, or a list with one for each tensor of `work.batch`, None where it has none.
     `batch_norm="local"` takes statistics part by part. Recurrent layers are unrolled, `chunk` time steps to an op.
     Raises CaptureError where torch.export rejects the model, or the loss is not a scalar.
     """
@@ -37,8 +38,23 @@ def capture(
         work = Workload(work, inputs, loss=loss, targets=targets, kwargs=kwargs or {})
     if batch_norm not in ("global", "local"):
         raise CaptureError(f"batch_norm={batch_norm!r} is not known; use 'global' or 'local'")
-    if type(batch_dim) is not int or batch_dim < 0:
-        raise CaptureError(f"batch_dim={batch_dim!r} is not an axis, counted from 0")
     if type(chunk) is not int or chunk < 1:
         raise CaptureError(f"chunk={chunk!r} is not a number of time steps; use 1 or more")
-    return build(trace(work, chunk, batch_norm), Settings(batch_dim, batch_norm, chunk, work.model.training))
+    settings = Settings(_batch_dims(batch_dim, work.batch), batch_norm, chunk, work.model.training)
+    return build(trace(work, chunk, batch_norm), settings)
+
+
+def _batch_dims(given: int | Sequence[int | None], batch: tuple[torch.Tensor, ...]) -> tuple[int | None, ...]:
+    """The batch's axis of each tensor; one number serves all that have such an axis."""
+    if type(given) is int and given >= 0:
+        return tuple(given if tensor.ndim > given else None for tensor in batch)
+    if not isinstance(given, list | tuple):
+        raise CaptureError(f"batch_dim={given!r} is not an axis, counted from 0, nor a list of them")
+    if len(given) != len(batch):
+        raise CaptureError(f"batch_dim={given!r} has {len(given)} items for {len(batch)} tensors in work.batch")
+    for axis, tensor in zip(given, batch):
+        if axis is not None and (type(axis) is not int or not 0 <= axis < tensor.ndim):
+            raise CaptureError(
+                f"batch_dim={given!r}: {axis!r} is not an axis of a tensor of shape {list(tensor.shape)}"
+            )
+    return tuple(given)

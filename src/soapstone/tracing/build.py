@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from .. import _core
-from ..graph import Op, Operand, OperatorGraph, Settings, Step, Tensor, Value
+from ..graph import ITEM_SIZES, Op, Operand, OperatorGraph, Settings, Step, Tensor, Value
 from ..rules import UNRULED
 from .dims import dims_of
 from .fusion import Group, fuse
@@ -24,9 +22,10 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
     heads = [trace.calls[d.group.head] for d in drafts]
     names = unique([head.module or label(head) for head in heads])
     ops = tuple(d.op(name, tensor_of) for d, name in zip(drafts, names))
+    batch_dims = {tensor_of[v]: axis for v, axis in zip(trace.inputs, settings.batch_dims) if axis is not None}
     return OperatorGraph(
         tensors,
-        name_layers(name_dims(ops, tensors, settings)),
+        name_layers(name_dims(ops, tensors, batch_dims)),
         tuple(tensor_of[v] for v in trace.inputs),
         tensor_of[trace.loss],
         settings,
@@ -76,7 +75,26 @@ class _OpDraft:
             parameters=tuple(dict.fromkeys(described[self.external[i]].name for i in parameters)),
             backward=any(described[v].grad for v in self.exits),
             updates=tuple(Operand(tensor_of[v], slot) for v, slot in head.updates),
+            saved=self._saved(),
+            extra=sum(self._extra(d) for d in self.steps if self._trains(d)),
         )
+
+    def _trains(self, d: Draft) -> bool:
+        return any(self.trace.values[v].grad for v in d.source.outputs)
+
+    def _saved(self) -> tuple[int, ...]:
+        """The values that backward reads, parameters and constants apart."""
+        kept: set[int] = set()
+        for d in filter(self._trains, self.steps):
+            grads = [self.trace.values[v].grad for v in d.source.inputs]
+            inputs, outputs = d.source.rule.saved(d.source.call, grads)
+            kept |= {d.inputs[i] for i in inputs} | {d.outputs[i] for i in outputs}
+        held = ("parameter", "buffer", "constant")
+        sources = [self.trace.values[v].source for v in self.external]
+        return tuple(sorted(v for v in kept if v >= len(sources) or sources[v] not in held))
+
+    def _extra(self, d: Draft) -> int:
+        return d.source.rule.extra(d.source.call, ITEM_SIZES[self.trace.values[d.source.outputs[0]].dtype])
 
     def _value(self, index: int, value: int) -> Value:
         described = self.trace.values[value]
@@ -116,6 +134,4 @@ def _step(d: Draft) -> Step:
 
 def _flops(d: Draft) -> int:
     step, rule = _step(d), d.source.rule
-    if rule is UNRULED:  # its dims are made up: one for each axis of each tensor
-        return sum(prod(shape) for shape in d.source.call.outputs)
-    return 0 if rule.shape else rule.flops(step.sizes([(0, dim.size) for dim in step.dims]))
+    return 0 if rule.shape else rule.flops(d.source.call, step.sizes([(0, dim.size) for dim in step.dims]))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
 
-from ..graph import Dim, Op, Settings, Tensor
+from ..graph import Dim, Op, Tensor
 from .trace import TraceCall
 
 PRIORITY = ("sample", "height", "width", "head", "length", "hidden", "channel")
@@ -65,14 +65,11 @@ def name_layers(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     return tuple(replace(op, layer=first[classes.find(("op", op.name))]) for op in ops)
 
 
-def name_dims(ops: tuple[Op, ...], tensors: tuple[Tensor, ...], settings: Settings) -> tuple[Op, ...]:
-    """Give the op's dims their names, and the batch's dim its kind, across the whole graph."""
+def name_dims(ops: tuple[Op, ...], tensors: tuple[Tensor, ...], batch_dims: dict[int, int]) -> tuple[Op, ...]:
+    """Give the op's dims their names, and the batch's dim its kind, across the whole graph; `batch_dims` gives the
+    batch's axis of each input tensor that has one."""
     classes = _link(ops, tensors)
-    batch = {
-        classes.find(("tensor", i, settings.batch_dim, (t.shape[settings.batch_dim],), 0))
-        for i, t in enumerate(tensors)
-        if t.source == "input" and len(t.shape) > settings.batch_dim
-    }
+    batch = {classes.find(("tensor", i, axis, (tensors[i].shape[axis],), 0)) for i, axis in batch_dims.items()}
     given: dict[Hashable, set[str]] = {root: {"sample"} for root in batch}
     weak: dict[Hashable, set[str]] = {}  # the factors of a refined dim are not each what the whole was
     for o, op in enumerate(ops):

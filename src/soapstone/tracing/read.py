@@ -46,6 +46,7 @@ class _Reader:
         self.constants: dict[fx.Node, torch.Tensor] = {}
         self.lists: dict[fx.Node, list[int]] = {}  # calls with several outputs
         self.regions: dict[fx.Node, Any] = {}  # what a region gives out
+        self.kept: dict[tuple[Any, ...], int] = {}  # constants that are read
         self.steps: dict[fx.Node, TraceCall] = {}
         self.buffer_of: dict[fx.Node, str] = {}
         self.parameters: dict[int, int] = {}  # identity of the tensor -> value
@@ -197,7 +198,11 @@ class _Reader:
                     f"{node.name}, an output of {_where(node)}, is used, but has no rule; a batch norm may be used "
                     "only once in a step, and of a pooling only its values"
                 )
-            self._value(node, _constant(node.name, self.constants[node]))
+            constant = _constant(node.name, self.constants[node])
+            same = (constant.shape, constant.dtype, constant.fill, constant.data)
+            if same not in self.kept:
+                self.kept[same] = self.recorder.value(constant)
+            self.value_of[node] = self.kept[same]
         return self.value_of[node]
 
     def _step(self, node: fx.Node, kind: str) -> None:

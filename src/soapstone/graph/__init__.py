@@ -1,0 +1,43 @@
+"""What a model computes, as plain values: no torch."""
+
+from .facts import Facts, op_bytes, size
+from .operator_graph import OperatorGraph
+from .ops import (
+    ITEM_SIZES,
+    Combine,
+    Dim,
+    Draw,
+    Factor,
+    Line,
+    Op,
+    Operand,
+    Reads,
+    Settings,
+    Step,
+    StepDim,
+    Tensor,
+    Value,
+    Writes,
+)
+
+__all__ = [
+    "ITEM_SIZES",
+    "Combine",
+    "Dim",
+    "Draw",
+    "Factor",
+    "Facts",
+    "Line",
+    "Op",
+    "Operand",
+    "OperatorGraph",
+    "Reads",
+    "Settings",
+    "Step",
+    "StepDim",
+    "Tensor",
+    "Value",
+    "Writes",
+    "op_bytes",
+    "size",
+]

@@ -1,0 +1,142 @@
+"""The operator graph: ops in order, the tensors between them, and its file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from .. import _core
+from ..errors import GraphError
+from ..files import decode, encode, read_json, write_atomically
+from .facts import Facts, facts_of
+from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
+
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]  # the tensors that `step` takes, in order
+    loss: int
+    settings: Settings = field(default_factory=Settings)
+    aliases: dict[str, str] = field(default_factory=dict, hash=False)  # tied name -> the name kept
+    counters: tuple[str, ...] = ()  # buffers that count steps
+    unruled: tuple[str, ...] = ()  # kinds without a rule, which stay whole
+    draws: tuple[Draw, ...] = ()  # in eager order; a step's "draw" is its place here
+
+    def __repr__(self) -> str:
+        return f"OperatorGraph({len(self.ops)} ops, {len(self.parameters)} parameters, {self.fingerprint})"
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {op.name: i for i, op in enumerate(self.ops)}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index
+
+    def index(self, name: str) -> int:
+        """The op's place in `ops`. Raises GraphError for an unknown name."""
+        if name not in self._index:
+            raise GraphError(f"the graph has no op {name!r}; it has {', '.join(list(self._index)[:8])}, ...")
+        return self._index[name]
+
+    def op(self, name: str) -> Op:
+        return self.ops[self.index(name)]
+
+    def __str__(self) -> str:
+        return f"{self.facts}\n" + "\n".join(f"  {op}" for op in self.ops)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """Sizes and flops of the whole graph, and what of it has no rule."""
+        return facts_of(self.ops, self.tensors)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.source == "parameter")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def native(self) -> _core.Graph:
+        native = _core.Graph()
+        sources = {"op": 0, "input": 1, "constant": 1, "parameter": 2, "buffer": 2}  # shards, trained or not
+        for t in self.tensors:
+            if t.source not in sources:
+                raise ValueError(f"tensor {t.name!r} has the unknown source {t.source!r}")
+            native.add_tensor(sources[t.source], ITEM_SIZES[t.dtype], t.grad, [[n] for n in t.shape])
+        for op in self.ops:
+            _add_op(native, op)
+        return native
+
+    def save(self, path: str | Path) -> None:
+        """Write the graph as JSON; `load` needs neither the model nor torch."""
+        write_atomically(path, json.dumps({"format": FORMAT, "kind": "soapstone graph", **encode(self)}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> OperatorGraph:
+        """Read a saved graph. Raises GraphError that names what is wrong with the file."""
+        data = read_json(path)
+        if not isinstance(data, dict) or data.pop("kind", None) != "soapstone graph":
+            raise GraphError(f"{path} is not a saved graph; write one with graph.save(path)")
+        if (found := data.pop("format", None)) != FORMAT:
+            raise GraphError(f"{path} has graph format {found}, this version reads {FORMAT}; capture the model anew")
+        try:
+            graph: OperatorGraph = decode(cls, data, "graph")
+            _check(graph)
+        except (ValueError, TypeError, OverflowError) as error:
+            reason = str(error) if isinstance(error, ValueError) else "a number is out of range"
+            raise GraphError(f"{path} is damaged: {reason}; capture the model anew") from None
+        return graph
+
+
+def _check(graph: OperatorGraph) -> None:
+    """Raise ValueError where a graph does not hold together; the core checks the ops."""
+    for tensor in graph.tensors:
+        if tensor.dtype not in ITEM_SIZES:
+            raise ValueError(f"tensor {tensor.name!r} has the unknown dtype {tensor.dtype!r}")
+    if len({op.name for op in graph.ops}) != len(graph.ops):
+        raise ValueError("two ops have one name")
+    for index in (*graph.inputs, graph.loss, *(o.tensor for op in graph.ops for o in op.updates)):
+        if not 0 <= index < len(graph.tensors):
+            raise ValueError(f"there is no tensor {index}")
+    if graph.tensors[graph.loss].source != "op" or not any(
+        o.tensor == graph.loss for op in graph.ops for o in op.outputs
+    ):
+        raise ValueError("no op makes the loss")
+    graph.native  # noqa: B018  builds the core's graph, which checks all indices inside ops
+
+
+def _add_op(native: _core.Graph, op: Op) -> None:
+    steps = [
+        (
+            list(step.inputs),
+            list(step.outputs),
+            [d.size for d in step.dims],
+            [d.whole for d in step.dims],
+            [[[(f.size, f.dim, f.lower, f.upper) for f in axis] for axis in read] for read in step.reads],
+            [[list(axis) for axis in write] for write in step.writes],
+        )
+        for step in op.steps
+    ]
+    combine = op.combine or Combine("sum", (), ())
+    head_dtype = op.values[op.steps[op.head].outputs[0]].dtype
+    native.add_op(
+        [[list(axis) for axis in value.factoring] for value in op.values],
+        steps,
+        [(d.size, d.step, d.step_dim, d.combinable, d.extra) for d in op.dims],
+        [(i.tensor, i.value) for i in op.inputs],
+        [(o.tensor, o.value) for o in op.outputs],
+        op.head,
+        (op.combine is not None, combine.mode == "gather", op.finishes, list(combine.dims), combine.factor,
+         ITEM_SIZES[head_dtype]),
+        op.backward,
+    )  # fmt: skip
