@@ -22,6 +22,8 @@ ORDER = [
     "rules",
     "tracing",
     "zoo",
+    "cache",
+    "loading",
     "topology",
     "timeline",
     "strategy",
@@ -34,6 +36,7 @@ ORDER = [
     "runtime",
     "report",
     "cli",
+    "__main__",
     "__init__",
 ]
 TORCH_PLACES = ["tracing", "parts", "runtime", "zoo", "costs/measured"]

@@ -292,3 +292,74 @@ def test_what_cannot_be_captured_gets_a_sentence(name: str) -> None:
     act, message = BAD[name]
     with pytest.raises(ss.SoapstoneError, match=message):
         act()
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.first(x).relu()
+        z: torch.Tensor = self.last(y.float())
+        return z
+
+
+def test_an_autocast_region_casts_inside_its_ops() -> None:
+    graph = ss.capture(Autocast(), (torch.randn(4, 6),), loss=torch.sum)
+    assert [op.name for op in graph.ops] == ["first", "last", "sum"]
+    assert set(graph.op("first").parameters) == {"first.weight", "first.bias"}
+    assert {graph.tensors[o.tensor].dtype for o in graph.op("first").outputs} == {"float32"}
+    assert "bfloat16" in {value.dtype for value in graph.op("first").values}
+
+
+def test_autocast_around_capture_is_autocast_inside_the_model() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), torch.randn(4, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        graph = ss.capture(model, (x,), loss=torch.sum)
+        assert torch.is_autocast_enabled("cpu")
+    assert graph.tensors[graph.op("0").outputs[0].tensor].dtype == "bfloat16"
+    assert ss.capture(model, (x,), loss=torch.sum).fingerprint != graph.fingerprint
+
+
+class LengthFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rnn, self.head = nn.Embedding(9, 4), nn.LSTM(4, 4), nn.Linear(4, 2)
+
+    def forward(self, tokens: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.rnn(self.embed(tokens))[0][-1]) * scale
+        return y
+
+
+def test_each_input_has_its_own_batch_dim() -> None:
+    tokens, scale, targets = torch.randint(0, 9, (5, 3)), torch.ones(2), torch.randint(0, 2, (3,))
+    work = ss.Workload(LengthFirst(), (tokens, scale), loss=F.cross_entropy, targets=(targets,))
+    graph = ss.capture(work, batch_dim=(1, None, 0))
+    for op in graph.ops:
+        for dim in op.dims:
+            assert (dim.kind == "sample") == (dim.size == 3), op
+    assert ss.capture(work, batch_dim=[1, None, 0]).fingerprint == graph.fingerprint
+    assert graph.settings.batch_dims == (1, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (-1, "batch_dim=-1 is not an axis"),
+        ("0", "batch_dim='0' is not an axis"),
+        ((0,), "has 1 items for 3 tensors"),
+        ((0, 1, 0), r"a tensor of shape \[2\] has no axis 1"),
+        ((0, True, 0), "has no axis True"),
+    ],
+)
+def test_a_batch_dim_that_is_none_gets_a_sentence(given: Any, message: str) -> None:
+    work = ss.Workload(
+        LengthFirst(),
+        (torch.randint(0, 9, (5, 3)), torch.ones(2)),
+        loss=F.cross_entropy,
+        targets=(torch.randint(0, 2, (3,)),),
+    )
+    with pytest.raises(ss.SoapstoneError, match=message):
+        ss.capture(work, batch_dim=given)

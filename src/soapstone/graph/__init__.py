@@ -1,6 +1,6 @@
 """What a model computes, as plain values: no torch."""
 
-from .facts import Facts, op_bytes, size
+from .facts import Facts, op_bytes, scaled
 from .operator_graph import OperatorGraph
 from .ops import (
     ITEM_SIZES,
@@ -39,5 +39,5 @@ __all__ = [
     "Value",
     "Writes",
     "op_bytes",
-    "size",
+    "scaled",
 ]

@@ -25,9 +25,9 @@ class Facts:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.ops} ops in {self.layers} layers, {self.flops / 1e9:,.3g} Gflop forward, "
-            f"{self.parameters / 1e6:,.1f}M parameters ({size(self.parameter_bytes)}), "
-            f"{size(self.saved_bytes)} saved for backward.",
+            f"{self.ops} ops in {self.layers} layers, {scaled(self.flops, 'flop')} forward, "
+            f"{self.parameters:,} parameters ({scaled(self.parameter_bytes, 'B')}), "
+            f"{scaled(self.saved_bytes, 'B')} saved for backward.",
             f"{self.split_share:.1%} of the flops lie in ops that split in two or more dims.",
         ]
         if self.unruled:
@@ -59,13 +59,13 @@ def op_bytes(op: Op) -> int:
     return sum(op.values[operand.value].bytes for operand in (*op.inputs, *op.outputs))
 
 
-def size(count: float) -> str:
-    """Bytes for a person."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
+def scaled(count: float, unit: str) -> str:
+    """A number for a person: 1.5 GB."""
+    for prefix in ("", "K", "M", "G", "T"):
+        if count < 999.5:
+            return f"{count:.3g} {prefix}{unit}"
         count /= 1000
-    return f"{count:.3g} TB"
+    return f"{count:,.3g} P{unit}"
 
 
 def _saved_bytes(ops: Sequence[Op], tensors: Sequence[Tensor]) -> int:

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from .. import _core
 from ..errors import GraphError
@@ -79,22 +80,31 @@ class OperatorGraph:
 
     def save(self, path: str | Path) -> None:
         """Write the graph as JSON; `load` needs neither the model nor torch."""
-        write_atomically(path, json.dumps({"format": FORMAT, "kind": "soapstone graph", **encode(self)}))
+        write_atomically(path, json.dumps(self.to_data()))
 
     @classmethod
     def load(cls, path: str | Path) -> OperatorGraph:
         """Read a saved graph. Raises GraphError that names what is wrong with the file."""
-        data = read_json(path)
-        if not isinstance(data, dict) or data.pop("kind", None) != "soapstone graph":
-            raise GraphError(f"{path} is not a saved graph; write one with graph.save(path)")
-        if (found := data.pop("format", None)) != FORMAT:
-            raise GraphError(f"{path} has graph format {found}, this version reads {FORMAT}; capture the model anew")
+        return cls.from_data(read_json(path), str(path))
+
+    def to_data(self) -> dict[str, Any]:
+        """The graph as JSON has it."""
+        return {"format": FORMAT, "kind": "soapstone graph", **encode(self)}
+
+    @classmethod
+    def from_data(cls, data: Any, where: str) -> OperatorGraph:
+        """The inverse of `to_data`. Raises GraphError that names what is wrong; `where` says whose data they are."""
+        if not isinstance(data, dict) or data.get("kind") != "soapstone graph":
+            raise GraphError(f"{where} is not a saved graph; write one with graph.save(path)")
+        if (found := data.get("format")) != FORMAT:
+            raise GraphError(f"{where} has graph format {found}, this version reads {FORMAT}; capture the model anew")
+        data = {key: item for key, item in data.items() if key not in ("kind", "format")}
         try:
             graph: OperatorGraph = decode(cls, data, "graph")
             _check(graph)
         except (ValueError, TypeError, OverflowError) as error:
             reason = str(error) if isinstance(error, ValueError) else "a number is out of range"
-            raise GraphError(f"{path} is damaged: {reason}; capture the model anew") from None
+            raise GraphError(f"{where} is damaged: {reason}; capture the model anew") from None
         return graph
 
 

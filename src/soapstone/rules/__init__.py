@@ -3,7 +3,7 @@
 from ..errors import GraphError
 from . import conv, dense, loss, norm, pointwise, recurrent, shape
 from .notation import Bound, Map, bind
-from .table import POINTWISE, UNRULED, Call, Partial, Rule
+from .table import CAST_OF_GIVEN, POINTWISE, UNRULED, Call, Partial, Rule
 
 RULES: dict[str, Rule] = {
     **dense.RULES,
@@ -26,4 +26,16 @@ def rule_for(call: Call, *, pointwise: bool) -> Rule:
     return rule
 
 
-__all__ = ["POINTWISE", "RULES", "UNRULED", "Bound", "Call", "Map", "Partial", "Rule", "bind", "rule_for"]
+__all__ = [
+    "CAST_OF_GIVEN",
+    "POINTWISE",
+    "RULES",
+    "UNRULED",
+    "Bound",
+    "Call",
+    "Map",
+    "Partial",
+    "Rule",
+    "bind",
+    "rule_for",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -121,3 +121,5 @@ def whole(call: Call) -> str:
 
 UNRULED = Rule(whole, flops=lambda call, extents: sum(map(prod, call.outputs)), saves="both", heavy=True)
 POINTWISE = Rule(lambda call: ", ".join(["*b"] * len(call.shapes)) + " -> *b")
+# Autocast casts each weight: no op of its own, so that the op that reads it keeps the weight as its parameter.
+CAST_OF_GIVEN = replace(POINTWISE, saves="nothing", shape=True)

@@ -54,7 +54,5 @@ def _batch_dims(given: int | Sequence[int | None], batch: tuple[torch.Tensor, ..
         raise CaptureError(f"batch_dim={given!r} has {len(given)} items for {len(batch)} tensors in work.batch")
     for axis, tensor in zip(given, batch):
         if axis is not None and (type(axis) is not int or not 0 <= axis < tensor.ndim):
-            raise CaptureError(
-                f"batch_dim={given!r}: {axis!r} is not an axis of a tensor of shape {list(tensor.shape)}"
-            )
+            raise CaptureError(f"batch_dim={given!r}: a tensor of shape {list(tensor.shape)} has no axis {axis!r}")
     return tuple(given)

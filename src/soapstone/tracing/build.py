@@ -20,7 +20,7 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
     tensor_of = {value: i for i, value in enumerate(kept)}
     tensors = tuple(Tensor(**vars(trace.values[value])) for value in kept)
     heads = [trace.calls[d.group.head] for d in drafts]
-    names = unique([head.module or label(head) for head in heads])
+    names = unique([head.module or d.module or label(head) for head, d in zip(heads, drafts)])
     ops = tuple(d.op(name, tensor_of) for d, name in zip(drafts, names))
     batch_dims = {tensor_of[v]: axis for v, axis in zip(trace.inputs, settings.batch_dims) if axis is not None}
     return OperatorGraph(
@@ -56,6 +56,12 @@ class _OpDraft:
         refine(self.steps)
         self.values = [self._value(i, v) for i, v in enumerate(self.external + made)]
         self.exits = {v: numbers[v, -1] for v in trace.calls[group.exit].outputs}
+
+    @property
+    def module(self) -> str:
+        """Whose parameter it reads first, where torch has forgotten the call's own module."""
+        owned = (self.trace.values[v] for v in self.external)
+        return next((v.name.rpartition(".")[0] for v in owned if v.source == "parameter"), "")
 
     def op(self, name: str, tensor_of: dict[int, int]) -> Op:
         head, described = self.trace.calls[self.group.head], self.trace.values

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import defaultdict
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -31,16 +32,24 @@ class _Training(nn.Module):
         self.model = work.model
         self.work = (work,)  # in a tuple, so that the model is registered once
 
+        self.autocasts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+
     def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return self.work[0].compute_loss(*batch)
+        with ExitStack() as stack:
+            for device, dtype in self.autocasts:  # torch.export sees a region inside, but not one around it
+                stack.enter_context(torch.autocast(device, dtype))
+            return self.work[0].compute_loss(*batch)
 
 
 def export(work: Workload) -> torch.export.ExportedProgram:
     """Export a workload. Raises CaptureError where torch.export rejects it."""
     try:
-        with _EXPORTING, warnings.catch_warnings():
+        with _EXPORTING, warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
-            program: torch.export.ExportedProgram = torch.export.export(_Training(work), (work.batch,), strict=False)
+            training = _Training(work)
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(torch.autocast("cuda", enabled=False))
+            program: torch.export.ExportedProgram = torch.export.export(training, (work.batch,), strict=False)
             if not is_readable(program.graph_module):
                 _detach_frozen_regions(program.graph_module)
                 program = program.run_decompositions({})

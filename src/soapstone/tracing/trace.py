@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import CaptureError
 from ..graph import Draw
-from ..rules import Call, Rule, rule_for
+from ..rules import CAST_OF_GIVEN, Call, Rule, rule_for
 
 Shape = tuple[int, ...]
 RANDOM = {"dropout", "native_dropout"}
@@ -53,11 +53,14 @@ class Recorder:
         self.chunk = chunk  # how many time steps of a recurrent layer make one op
         self.grad = True  # whether the calls that come have gradients
         self.name = self.module = ""
+        self.given: set[int] = set()  # values that no op computes: parameters, inputs, and views of them
 
     def value(self, value: TraceValue) -> int:
         if 0 in value.shape:
             raise CaptureError(f"{value.name} of shape {list(value.shape)} has no elements; capture with at least one")
         self.trace.values.append(value)
+        if value.source != "op":
+            self.given.add(len(self.trace.values) - 1)
         return len(self.trace.values) - 1
 
     def shape(self, value: int) -> Shape:
@@ -90,6 +93,10 @@ class Recorder:
         for name, shape, dtype in zip(names, outputs, dtypes or [values[numbers[0]].dtype] * len(outputs)):
             found.append(self.value(TraceValue(name, shape, dtype, grad=grad and "float" in dtype)))
         rule = rule_for(call, pointwise=pointwise)
+        if kind == "_to_copy" and self.given.issuperset(numbers):
+            rule = CAST_OF_GIVEN
+        if rule.shape and self.given.issuperset(numbers):
+            self.given.update(found)
         self.trace.calls.append(TraceCall(call, rule, numbers, found, self.module))
         return found
 

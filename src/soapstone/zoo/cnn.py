@@ -9,9 +9,9 @@ from torch import nn
 class LeNet(nn.Sequential):
     """Two convolutions and three dense layers, for images of 32 x 32."""
 
-    def __init__(self, channels: int = 1, classes: int = 10) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__(
-            nn.Sequential(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Sequential(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
             nn.Sequential(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
             nn.Flatten(),
             nn.Sequential(nn.Linear(400, 120), nn.ReLU()),
@@ -23,7 +23,7 @@ class LeNet(nn.Sequential):
 class AlexNet(nn.Module):
     """One tower of five convolutions and three dense layers, for images of 224 x 224; `width` scales it down."""
 
-    def __init__(self, classes: int = 1000, width: int = 64, hidden: int = 4096) -> None:
+    def __init__(self, classes: int, width: int, hidden: int) -> None:
         super().__init__()
         first, second, third, fourth = width, 3 * width, 6 * width, 4 * width
         self.features = nn.Sequential(
@@ -83,7 +83,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Four stages of bottlenecks; (3, 4, 23, 3) is ResNet-101."""
 
-    def __init__(self, blocks: tuple[int, ...] = (3, 4, 23, 3), width: int = 64, classes: int = 1000) -> None:
+    def __init__(self, blocks: tuple[int, ...], width: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(ConvNorm(3, width, 7, 2, 3), nn.MaxPool2d(3, 2, 1))
         inputs, stages = width, []
@@ -113,7 +113,7 @@ class Branches(nn.Module):
 class Inception(nn.Module):
     """Inception-v3 for images of 299 x 299; `divide` thins every layer."""
 
-    def __init__(self, classes: int = 1000, divide: int = 1) -> None:
+    def __init__(self, classes: int, divide: int) -> None:
         super().__init__()
         self.divide = divide
         self.stem = nn.Sequential(

@@ -33,7 +33,7 @@ class Stack(nn.Module):
 class RNNTC(nn.Module):
     """Text classification: the last step's state gives the class."""
 
-    def __init__(self, vocab: int = 10_000, hidden: int = 1024, layers: int = 4, classes: int = 2) -> None:
+    def __init__(self, vocab: int, hidden: int, layers: int, classes: int) -> None:
         super().__init__()
         self.embed, self.stack = nn.Embedding(vocab, hidden), Stack(hidden, hidden, layers)
         self.head = nn.Linear(hidden, classes)
@@ -50,7 +50,7 @@ class RNNTC(nn.Module):
 class RNNLM(nn.Module):
     """A language model: every step predicts the next word."""
 
-    def __init__(self, vocab: int = 10_000, hidden: int = 2048, layers: int = 2) -> None:
+    def __init__(self, vocab: int, hidden: int, layers: int) -> None:
         super().__init__()
         self.embed, self.stack = nn.Embedding(vocab, hidden), Stack(hidden, hidden, layers)
         self.head = nn.Linear(hidden, vocab)
@@ -67,7 +67,7 @@ class RNNLM(nn.Module):
 class NMT(nn.Module):
     """Translation: an encoder, a decoder that starts from its states, and attention on the last decoder layer."""
 
-    def __init__(self, vocab: int = 32_000, hidden: int = 1024, layers: int = 2) -> None:
+    def __init__(self, vocab: int, hidden: int, layers: int) -> None:
         super().__init__()
         self.source, self.target = nn.Embedding(vocab, hidden), nn.Embedding(vocab, hidden)
         self.encoder, self.decoder = Stack(hidden, hidden, layers), Stack(hidden, hidden, layers)

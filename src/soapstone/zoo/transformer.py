@@ -64,11 +64,9 @@ class GELUBlock(nn.Module):
 
 
 class GPT2(nn.Module):
-    """124 million parameters by default; the head is the token embedding."""
+    """Learned positions; the head is the token embedding."""
 
-    def __init__(
-        self, vocab: int = 50_257, length: int = 1024, width: int = 768, heads: int = 12, layers: int = 12
-    ) -> None:
+    def __init__(self, vocab: int, length: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(vocab, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(GELUBlock(width, heads, causal=True) for _ in range(layers)))
@@ -99,16 +97,16 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """By default a small one of 1.1 billion parameters (the sizes of TinyLlama)."""
+    """RMS norms, rotary positions, shared key heads and gated networks."""
 
     def __init__(
         self,
-        vocab: int = 32_000,
-        width: int = 2048,
-        heads: int = 32,
-        key_heads: int = 4,
-        inner: int = 5632,
-        layers: int = 22,
+        vocab: int,
+        width: int,
+        heads: int,
+        key_heads: int,
+        inner: int,
+        layers: int,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocab, width)
@@ -121,16 +119,16 @@ class Llama(nn.Module):
 
 
 class ViT(nn.Module):
-    """A vision transformer; by default ViT-B/16 with 86 million parameters."""
+    """A vision transformer: patches as words, and a first word that gives the class."""
 
     def __init__(
         self,
-        image: int = 224,
-        patch: int = 16,
-        width: int = 768,
-        heads: int = 12,
-        layers: int = 12,
-        classes: int = 1000,
+        image: int,
+        patch: int,
+        width: int,
+        heads: int,
+        layers: int,
+        classes: int,
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)

@@ -1,0 +1,5 @@
+"""`python -m soapstone`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,45 @@
+"""The commands. Bad input ends in one line on standard error and exit status 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from ..errors import SoapstoneError
+from . import show
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Find, show and run the fastest way to train a PyTorch model on the machines you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("models")(show.models)
+app.command("show")(show.show)
+
+
+def main() -> None:
+    """Run a command and exit with its status."""
+    try:
+        status = app(standalone_mode=False)
+    except SoapstoneError as error:
+        status = _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # no complaint of the parser's
+            raise
+        status = _complain(f"{error.format_message()} Try --help.")
+    sys.exit(status)
+
+
+def _complain(sentence: str) -> int:
+    print(f"soapstone: {' '.join(sentence.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,91 @@
+"""What the commands share: how a model is named, and how things are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import SoapstoneError
+from ..graph import OperatorGraph
+from ..loading import Request, load_graph
+from ..zoo.catalogue import Size
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `soapstone models`, or file.py:function.")]
+Batch = Annotated[int | None, typer.Option(help="The whole batch, for a model of the zoo.")]
+Sizes = Annotated[
+    list[str] | None, typer.Option("--size", metavar="NAME=N", help="A size of a zoo model, such as layers=4.")
+]
+Chunk = Annotated[int, typer.Option(help="Time steps of a recurrent layer to one op.")]
+BatchNorm = Annotated[str, typer.Option(help="global: statistics of the whole batch; local: of each part.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Capture anew, whatever the cache holds.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2))
+
+
+def print_all(*parts: Table | str) -> None:
+    """Tables as wide as they need to be, unless a person's terminal is narrower."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=1000)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Say on standard error what takes a while; with a spinner where a person looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(f"{what} ...", highlight=False)
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def graph_of(
+    model: str, batch: int | None, sizes: list[str] | None, chunk: int, batch_norm: str, fresh: bool
+) -> OperatorGraph:
+    """The graph that a command's arguments ask for."""
+    request = Request(model, batch, dict(map(_size, sizes or [])), {"chunk": chunk, "batch_norm": batch_norm})
+    with _Announced(f"Capturing {model} by torch.export") as announced:
+        return load_graph(request, fresh=fresh, announce=announced.begin)
+
+
+class _Announced:
+    """Progress that begins when, and only if, there is something to wait for."""
+
+    def __init__(self, what: str) -> None:
+        self.shown = progress(what)
+        self.began = False
+
+    def begin(self) -> None:
+        self.began = True
+        self.shown.__enter__()
+
+    def __enter__(self) -> _Announced:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.began:
+            self.shown.__exit__(*error)
+
+
+def _size(text: str) -> tuple[str, Size]:
+    name, equals, numbers = text.partition("=")
+    try:
+        values = tuple(int(n) for n in numbers.split(","))
+    except ValueError:
+        values = ()
+    if not name or not equals or not values:
+        raise SoapstoneError(f"--size {text!r} is not NAME=N; write it as layers=4, or blocks=3,4,6,3")
+    return name, values[0] if len(values) == 1 else values

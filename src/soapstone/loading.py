@@ -1,0 +1,128 @@
+"""Models by name: one of the zoo's, or a function in a user's file that returns a Workload."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import cache, zoo
+from .errors import CaptureError, SoapstoneError
+from .graph import OperatorGraph
+from .zoo.catalogue import Size
+
+if TYPE_CHECKING:
+    from .tracing import Workload
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model, and how to make and capture it. `model` is a name of the zoo's, or `path/to/file.py:function`."""
+
+    model: str
+    batch: int | None = None
+    sizes: dict[str, Size] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # of capture
+
+    @property
+    def is_file(self) -> bool:
+        return ":" in self.model or self.model.endswith(".py")
+
+    def file(self) -> tuple[Path, str]:
+        """The user's file and function. Raises CaptureError where the name cannot mean one."""
+        path, _, function = self.model.rpartition(":")
+        if not path or not function.isidentifier() or not path.endswith(".py"):
+            raise CaptureError(f"{self.model!r} is not path/to/file.py:function; name the file's function")
+        if not Path(path).is_file():
+            raise CaptureError(f"there is no file {path}")
+        return Path(path).resolve(), function
+
+
+def load_graph(request: Request, *, fresh: bool = False, announce: Callable[[], None] = lambda: None) -> OperatorGraph:
+    """The graph of a model, from the cache where it was captured before; `announce` is called before a capture."""
+    _check(request)
+    asked = asdict(request) | ({"model": ":".join(map(str, request.file()))} if request.is_file else {})
+    if not fresh and (found := cache.find(asked)) is not None:
+        return found
+    announce()
+    before = set(sys.modules)
+    work = load_workload(request)
+    from .tracing import capture
+
+    graph = capture(work, **request.options)
+    cache.keep(asked, graph, _sources(before, request.file()[0]) if request.is_file else [])
+    return graph
+
+
+def load_workload(request: Request) -> Workload:
+    """The model itself, with its data and loss. Loads torch."""
+    _check(request)
+    if not request.is_file:
+        return zoo.load(request.model, batch=request.batch, **request.sizes)
+    path, function = request.file()
+    return _call(path, function, _run(path))
+
+
+def _check(request: Request) -> None:
+    if request.is_file:
+        request.file()
+        if request.batch is not None or request.sizes:
+            raise CaptureError("only the zoo's models take a batch or sizes; a file's function sets its own")
+    elif request.model not in zoo.names():
+        close = get_close_matches(request.model.lower(), zoo.names(), 1)
+        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(zoo.names())}"
+        raise CaptureError(f"there is no model {request.model!r}; {meant} (or pass path/to/file.py:function)")
+
+
+def _run(path: Path) -> Any:
+    """The module of a user's file, run as a script is: with its folder first on the path."""
+    name = f"soapstone_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise _blamed(error, path) from error
+    return module
+
+
+def _call(path: Path, function: str, module: Any) -> Workload:
+    from .tracing import Workload
+
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise CaptureError(f"{path.name} has no function {function!r}")
+    try:
+        work = make()
+    except (Exception, SystemExit) as error:
+        raise _blamed(error, path) from error
+    if not isinstance(work, Workload):
+        raise CaptureError(f"{path.name}:{function} must return a soapstone.Workload, not {type(work).__name__}")
+    return work
+
+
+def _blamed(error: BaseException, path: Path) -> SoapstoneError:
+    """The error of a user's file in a sentence, with the last of its lines that led to it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    where = f"{path.name}:{lines[-1]}" if lines else path.name
+    reason = str(error).strip().split("\n")[0]
+    return CaptureError(f"{where} raises {type(error).__name__}{': ' + reason if reason else ''}")
+
+
+def _sources(before: set[str], own: Path) -> list[Path]:
+    """A user's file and those of all modules that it loaded, but for those whose versions the cache knows anyway."""
+    known = {*sys.stdlib_module_names, "torch", __package__}
+    loaded = [module for name, module in sys.modules.items() if name not in before and name.split(".")[0] not in known]
+    files = {Path(file) for module in loaded if isinstance(file := getattr(module, "__file__", None), str)}
+    return sorted({own, *(path for path in files if path.suffix == ".py" and path.is_absolute())})
