@@ -1,5 +1,6 @@
 """`python -m benchmarks [--all]`: run the benchmarks and print their tables."""
 
-from . import spine
+from . import breadth, spine
 
 spine.main()
+breadth.main()

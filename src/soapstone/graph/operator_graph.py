@@ -27,7 +27,6 @@ class OperatorGraph:
     settings: Settings = field(default_factory=Settings)
     aliases: dict[str, str] = field(default_factory=dict, hash=False)  # tied name -> the name kept
     counters: tuple[str, ...] = ()  # buffers that count steps
-    unruled: tuple[str, ...] = ()  # kinds without a rule, which stay whole
     draws: tuple[Draw, ...] = ()  # in eager order; a step's "draw" is its place here
 
     def __repr__(self) -> str:
@@ -56,6 +55,11 @@ class OperatorGraph:
     def facts(self) -> Facts:
         """Sizes and flops of the whole graph, and what of it has no rule."""
         return facts_of(self.ops, self.tensors)
+
+    @property
+    def unruled(self) -> tuple[str, ...]:
+        """The kinds without a rule, which stay whole."""
+        return tuple(self.facts.unruled)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:

@@ -31,7 +31,6 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
         settings,
         dict(trace.aliases),
         tuple(trace.counters),
-        tuple(sorted({c.call.kind for c in trace.calls if c.rule is UNRULED})),
         tuple(trace.draws),
     )
 
