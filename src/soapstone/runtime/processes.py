@@ -7,6 +7,7 @@ step begins, and the tag is the task's row.
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -24,14 +25,16 @@ class ProcessTransport:
                 "torch.distributed.init_process_group('gloo') first, or pass transport="
             )
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._groups: dict[tuple[int, ...], Any] = {tuple(range(self.size)): dist.group.WORLD}
+        # Weak, so that destroy_process_group ends the groups then and there, not some time while Python shuts down.
+        self._groups: dict[tuple[int, ...], Any] = {tuple(range(self.size)): ref(dist.group.WORLD)}
         self._incoming: dict[int, tuple[torch.Tensor, Any]] = {}
         self._outgoing: list[tuple[torch.Tensor, Any]] = []
 
     def prepare(self, groups: list[tuple[int, ...]]) -> None:
         for ranks in groups:
             if ranks not in self._groups:
-                self._groups[ranks] = dist.new_group(list(ranks))
+                group = dist.new_group(list(ranks))
+                self._groups[ranks] = ref(group) if self.rank in ranks else None
 
     def expect(self, row: int, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> None:
         buffer = torch.empty(shape, dtype=dtype)
@@ -48,7 +51,7 @@ class ProcessTransport:
 
     def all_reduce(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> torch.Tensor:
         total = tensor.clone(memory_format=torch.contiguous_format)
-        self._wait(dist.all_reduce(total, group=self._groups[ranks], async_op=True))
+        self._wait(dist.all_reduce(total, group=self._groups[ranks](), async_op=True))
         return total
 
     def finish(self) -> None:
