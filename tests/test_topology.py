@@ -1,16 +1,19 @@
 """What messages hold, against tables worked out by hand; presets, YAML files and errors."""
 
 import math
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from soapstone import _core
 from soapstone.errors import SoapstoneError, TopologyError
-from soapstone.topology import Device, Link, Topology, preset_names
+from soapstone.topology import Device, Link, Topology, about_presets, preset_names
+from soapstone.topology.detection import joined, kind_of, nvlinks
 
 GIB = 2**30
 
@@ -240,7 +243,10 @@ def test_p100_preset_has_nvlink_inside_and_one_shared_nic() -> None:
     assert all_reduce(topology, list(range(8)), 8_000_000)[0]["host0→network"] == 1_120_000
 
 
-@pytest.mark.parametrize("text", ["cpu:1x1", "p100:1x1", "p100:1x4", "p100:4x1", "p100:4x4", "cpu:3x5"])
+PRESETS = [f"{name}:{shape}" for name in preset_names() for shape in ("1x1", "1x2", "1x3", "1x8", "4x1", "3x5", "2x8")]
+
+
+@pytest.mark.parametrize("text", PRESETS)
 def test_presets_are_sound(text: str) -> None:
     topology = Topology.parse(text)
     nodes, per_node = map(int, text.partition(":")[2].split("x"))
@@ -249,8 +255,82 @@ def test_presets_are_sound(text: str) -> None:
 
 
 def test_preset_names() -> None:
-    assert {"cpu", "p100"} <= set(preset_names())
-    assert all(Topology.parse(f"{name}:1x1").num_devices == 1 for name in preset_names())
+    assert preset_names() == ["a100", "cpu", "h100", "h200", "k80", "p100", "v100"]
+    assert about_presets().keys() == set(preset_names())
+    assert "first cluster of the FlexFlow paper" in about_presets()["p100"]
+
+
+def route_names(text: str, source: int, target: int) -> list[str]:
+    topology = Topology.parse(text)
+    return [topology.resources[resource] for resource in topology.native.route(source, target)]
+
+
+def test_a_k80_reaches_its_neighbour_over_a_switch_of_their_own() -> None:
+    assert route_names("k80:2x4", 0, 1) == ["gpu0→plx0.0", "plx0.0→gpu1"]
+    assert route_names("k80:2x4", 1, 2) == ["gpu1→plx0.0", "plx0.0↔pcie0", "plx0.1↔pcie0", "plx0.1→gpu2"]
+    assert route_names("k80:2x4", 1, 4)[2:4] == ["pcie0→network", "network→pcie1"]
+    assert route_names("k80:1x2", 0, 1) == ["gpu0→plx0.0", "plx0.0→gpu1"]
+
+
+def test_a_dgx_1_is_a_hybrid_cube_mesh() -> None:
+    assert route_names("p100:1x8", 2, 6) == ["gpu2→gpu6"]
+    assert len(route_names("p100:1x8", 0, 5)) == 2
+    assert all(sum(name in (link.source, link.target) for link in nvlinks) == 4 for name, nvlinks in meshed("p100"))
+    assert all(sum(link.bandwidth for link in own) == 150e9 for own in incident("v100"))
+
+
+def meshed(kind: str) -> list[tuple[str, list[Link]]]:
+    topology = Topology.parse(f"{kind}:1x8")
+    links = [link for link in topology.links if link.target.startswith("gpu")]
+    return [(device.name, links) for device in topology.devices]
+
+
+def incident(kind: str) -> list[list[Link]]:
+    return [[link for link in links if name in (link.source, link.target)] for name, links in meshed(kind)]
+
+
+def test_different_devices_share_a_network() -> None:
+    topology = Topology.parse("h100:1x4+a100:2x4")
+    assert [d.kind for d in topology.devices] == ["h100"] * 4 + ["a100"] * 8
+    assert [d.node for d in topology.devices] == [0] * 4 + [1] * 4 + [2] * 4
+    assert route_names("h100:1x4+a100:2x4", 0, 11) == ["gpu0→network", "network→gpu11"]
+    assert route_names("h100:1x4+a100:2x4", 4, 5) == ["gpu4→nvswitch1", "nvswitch1→gpu5"]
+
+
+def test_detection_finds_this_machine() -> None:
+    topology = Topology.detect()
+    assert {device.node for device in topology.devices} == {0}
+    if not torch.cuda.is_available():
+        assert {device.kind for device in topology.devices} == {"cpu"}
+        assert topology.num_devices == len(os.sched_getaffinity(0))
+
+
+MATRIX = """
+\tGPU0\tGPU1\tGPU2\tCPU Affinity
+GPU0\t X \tNV4\tSYS\t0-31
+GPU1\tNV4\t X \tNV2\t0-31
+\x1b[4mGPU2\x1b[0m\tSYS\tNV2\t X \t0-31
+NIC0\tPIX\tPIX\tSYS
+"""
+
+
+def test_nvlinks_are_read_from_the_drivers_matrix() -> None:
+    assert nvlinks(MATRIX) == {(0, 1): 4, (1, 2): 2}
+    assert nvlinks("") == nvlinks("NVIDIA-SMI has failed") == {}
+    devices = tuple(Device(f"gpu{i}", "a100", 0, GIB) for i in range(3))
+    topology = Topology(devices, tuple(joined(devices, nvlinks(MATRIX))))
+    assert [topology.resources[r] for r in topology.native.route(0, 1)] == ["gpu0→gpu1"]
+    assert topology.links[0].bandwidth == 100e9
+    assert Topology(devices[:1], tuple(joined(devices[:1], {}))).num_devices == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("NVIDIA H200", "h200"), ("Tesla P100-SXM2-16GB", "p100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("Tesla K80", "k80"),
+     ("Tesla V100-SXM2-32GB", "v100"), ("NVIDIA H100 80GB HBM3", "h100"), ("Graphics Device", "graphics-device")],
+)  # fmt: skip
+def test_a_devices_own_name_gives_its_kind(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
 
 
 def test_yaml_round_trip(tmp_path: Path) -> None:
@@ -336,16 +416,16 @@ def test_bad_devices_get_a_sentence(change: dict[str, Any]) -> None:
 
 
 BAD_PRESETS = {
-    "p100": "write PRESET:NODESxDEVICES, such as p100:4x4; presets are cpu",
+    "p100": "write PRESET:NODESxDEVICES, such as p100:4x4; presets are a100",
     "p100:4": "write PRESET:NODESxDEVICES",
     "p100:4x": "write PRESET:NODESxDEVICES",
     "p100:-1x4": "write PRESET:NODESxDEVICES",
     "p100:1x٤": "write PRESET:NODESxDEVICES",
-    "abacus:1x2": "no preset 'abacus'; there are cpu",
+    "abacus:1x2": "no preset 'abacus'; there are a100",
     "p100:0x4": "has no device",
     "cpu:999999999x9": "has more than 65536 devices",
     "cpu:9999999999x9": "write PRESET:NODESxDEVICES",
-    "p100:1x8": "at most 4 devices a node",
+    "p100:1x9": "p100 has at most 8 devices a node",
 }
 
 

@@ -5,70 +5,21 @@ links in order: a duplex link is two resources, one each way, a shared one is a 
 its way is the core's business (`cpp/topology.hpp`).
 """
 
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from importlib import resources
-from itertools import combinations
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import yaml
 
-from . import _core
-from .errors import SoapstoneError, TopologyError
-from .files import decode, write_atomically
-
-_LARGEST_LATENCY = 2**40  # ns; as in the core
-_MOST_DEVICES = 2**16  # of a preset
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Where tasks run. `kind` names the row of the cost tables, `memory` is in bytes."""
-
-    name: str
-    kind: str
-    node: int
-    memory: int
-
-    def __post_init__(self) -> None:
-        where = f"device {self.name!r}"
-        _check_name(self.name, f"{where}: name")
-        _check_name(self.kind, f"{where}: kind")
-        _check_whole(self.node, f"{where}: node", least=0, most=2**31 - 1)
-        _check_whole(self.memory, f"{where}: memory", least=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A connection both ways between two vertices: `bandwidth` in bytes/s, `latency` and `overhead` in ns.
-
-    Where `duplex` is false the two directions share the bandwidth; where `overlap` is false a message over this link
-    keeps the devices at its ends from computing.
-    """
-
-    source: str
-    target: str
-    bandwidth: float
-    latency: int = 0
-    overhead: int = 0
-    duplex: bool = True
-    overlap: bool = True
-
-    def __post_init__(self) -> None:
-        where = f"link {self.source!r} to {self.target!r}"
-        _check_name(self.source, f"{where}: source")
-        _check_name(self.target, f"{where}: target")
-        if self.source == self.target:
-            raise TopologyError(f"{where}: joins a vertex to itself; remove it")
-        _check_bandwidth(self.bandwidth, f"{where}: bandwidth")
-        _check_whole(self.latency, f"{where}: latency", least=0, most=_LARGEST_LATENCY)
-        _check_whole(self.overhead, f"{where}: overhead", least=0, most=_LARGEST_LATENCY)
-        _check_flag(self.duplex, f"{where}: duplex")
-        _check_flag(self.overlap, f"{where}: overlap")
+from .. import _core
+from ..errors import SoapstoneError, TopologyError
+from ..files import MAX_BYTES, decode, write_atomically
+from .detection import detected
+from .layout import lay_out
+from .vertices import Device, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +43,22 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what a preset such as "p100:4x4" (4 nodes of 4 devices) stands for; raises TopologyError."""
-        match = re.fullmatch(r"(\w+):(\d{1,9})x(\d{1,9})", text, re.ASCII) if isinstance(text, str) else None
-        known = ", ".join(preset_names())
-        if match is None:
-            raise TopologyError(f"topology {text!r}: write PRESET:NODESxDEVICES, such as p100:4x4; presets are {known}")
-        if match[1] not in preset_names():
-            raise TopologyError(f"topology {text!r}: no preset {match[1]!r}; there are {known}")
-        return cls(*_expand(_read_preset(match[1]), int(match[2]), int(match[3]), text))
+        """Return what a preset such as "p100:4x4" (4 nodes of 4 devices) stands for, or several on one network, such
+        as "h100:1x4+a100:1x8"; raises TopologyError."""
+        return cls(*lay_out(text))
+
+    @classmethod
+    def detect(cls) -> Self:
+        """Return this machine: its CUDA devices and how they are joined, or else its CPU cores."""
+        return cls(*detected())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Return the topology that a YAML file describes, as `save` writes it; raises TopologyError."""
         try:
-            content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
+            if (file := Path(path)).stat().st_size > MAX_BYTES:
+                raise TopologyError(f"is larger than {MAX_BYTES >> 20} MiB; it is not one of our files")
+            content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
             rows: _Rows = decode(_Rows, content, "the topology")
             return cls(rows.devices, rows.links)
         except (OSError, UnicodeDecodeError) as error:
@@ -174,47 +127,6 @@ _Loader.add_implicit_resolver(
 )
 
 
-def preset_names() -> list[str]:
-    """Return the names that `Topology.parse` knows."""
-    folder = resources.files("soapstone") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def _read_preset(name: str) -> dict[str, Any]:
-    text = (resources.files("soapstone") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    preset: dict[str, Any] = yaml.safe_load(text)
-    return preset
-
-
-def _expand(
-    preset: Mapping[str, Any], num_nodes: int, per_node: int, text: str
-) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
-    """Lay out nodes whose devices are joined in pairs and by a host switch, the hosts by one network switch."""
-    most = preset.get("most_per_node", math.inf)
-    if num_nodes < 1 or per_node < 1:
-        raise TopologyError(f"topology {text!r}: has no device; both numbers must be at least 1")
-    if num_nodes * per_node > _MOST_DEVICES:
-        raise TopologyError(f"topology {text!r}: has more than {_MOST_DEVICES} devices; write smaller numbers")
-    if per_node > most:
-        raise TopologyError(
-            f"topology {text!r}: this preset has at most {most} devices a node; write a YAML file instead"
-        )
-    kind, memory = preset["device"]["kind"], preset["device"]["memory"]
-    nodes = [
-        [Device(f"{preset['device']['prefix']}{node * per_node + i}", kind, node, memory) for i in range(per_node)]
-        for node in range(num_nodes)
-    ]
-    links: list[Link] = []
-    for node, devices in enumerate(nodes):
-        if "pair" in preset:
-            links += [Link(a.name, b.name, **preset["pair"]) for a, b in combinations(devices, 2)]
-        if num_nodes * per_node > 1:
-            links += [Link(device.name, f"host{node}", **preset["host"]) for device in devices]
-        if num_nodes > 1:
-            links.append(Link(f"host{node}", "network", **preset["network"]))
-    return tuple(device for devices in nodes for device in devices), tuple(links)
-
-
 def _build_native(topology: Topology) -> _core.Topology:
     names = [*(device.name for device in topology.devices), *topology.switches]
     index = {name: i for i, name in enumerate(names)}
@@ -235,26 +147,6 @@ def _build_native(topology: Topology) -> _core.Topology:
             for link in topology.links
         ],
     )
-
-
-def _check_name(value: object, what: str) -> None:
-    if not isinstance(value, str) or not value:
-        raise TopologyError(f"{what} must be a name, not {value!r}")
-
-
-def _check_whole(value: object, what: str, *, least: int, most: int = 2**62) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise TopologyError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
-
-
-def _check_bandwidth(value: object, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 2**53:
-        raise TopologyError(f"{what} must be at least 1 byte/s and at most 2**53, not {value!r}")
-
-
-def _check_flag(value: object, what: str) -> None:
-    if not isinstance(value, bool):
-        raise TopologyError(f"{what} must be true or false, not {value!r}")
 
 
 def _check_unique(names: Iterable[str], what: str, remedy: str) -> None:

@@ -1,0 +1,7 @@
+"""The machines: devices and switches joined by links; presets, files and detection."""
+
+from .cluster import Topology
+from .layout import about_presets, preset_names
+from .vertices import Device, Link
+
+__all__ = ["Device", "Link", "Topology", "about_presets", "preset_names"]
