@@ -127,10 +127,16 @@ def test_a_strategy_comes_back_from_its_file(tmp_path: Path) -> None:
 DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"kind": "x"}, "is not a strategy file"),
     "format": ({"format": 7}, "strategy format 7"),
-    "graph": ({"graph": "0"}, "is a strategy for graph 0"),
+    "key": ({"stages": 2}, "unknown key 'stages'"),
     "ops": ({"ops": []}, "'ops' must be an object"),
-    "row": ({"ops": {"stem": 3}}, "op 'stem' must have 'degrees'"),
-    "missing": ({"ops": {}}, "no configuration for stem"),
+    "row": ({"ops": {"stem": 3}}, "op 'stem' must have 'devices'"),
+    "made for": ({"made_for": 3}, "'made_for' must be an object"),
+    "range": ({"ops": {"stem": {"devices": "3-"}}}, "op 'stem': devices must be a list of numbers, or a range"),
+    "no step": ({"ops": {"stem": {"devices": "0-3:0"}}}, "devices must be a list"),
+    "parts": ({"ops": {"stem": {"degrees": {"sample": 3}, "devices": "0-3"}}}, "make 3 parts, but 4 devices are named"),
+    "illegal": ({"ops": {"stem": {"degrees": {"depth": 2}, "devices": "0-1"}}}, "splits 'depth', which it does not"),
+    "device": ({"ops": {"stem": {"devices": "9"}}}, "names device 9; the topology has 0 to 3"),
+    "default": ({"default": {"devices": "0-1"}}, "the default: degrees {} make 1 parts"),
 }
 
 
@@ -142,3 +148,63 @@ def test_a_damaged_file_gets_a_sentence(name: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ss.SoapstoneError, match=message):
         ss.Strategy.load(path, graph(), TOPOLOGY)
+
+
+def written(tmp_path: Path, **content: Any) -> Path:
+    path = tmp_path / "hand.json"
+    path.write_text(json.dumps({"kind": "soapstone strategy", "format": 2, **content}))
+    return path
+
+
+def test_a_hand_written_file_has_patterns_and_a_default(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        default={"degrees": {"sample": 4}, "devices": "0-3"},
+        ops={
+            "s*": {"degrees": {"channel": 2, "sample": 2}, "devices": [0, 2, 1, 3]},
+            "st*": {"devices": "2"},
+            "branch": {"degrees": {"height": 2}, "devices": "1-3:2"},
+        },
+    )
+    strategy = ss.Strategy.load(path, graph(), TOPOLOGY)
+    assert strategy["stem"] == ss.Configuration({}, (2,))  # the more specific pattern
+    assert strategy["side"] == ss.Configuration({"sample": 2, "channel": 2}, (0, 2, 1, 3))
+    assert strategy["branch"] == ss.Configuration({"height": 2}, (1, 3))
+    assert strategy["pool"] == ss.Configuration({"sample": 4}, (0, 1, 2, 3))
+    assert strategy["loss_mean"].num_parts in (1, 4)
+    assert strategy.notes == ()
+
+
+def test_without_a_default_every_op_must_be_named(tmp_path: Path) -> None:
+    path = written(tmp_path, ops={"s*": {"devices": "0"}})
+    with pytest.raises(ss.SoapstoneError, match=r"does not apply: it has no configuration for .*, and no default"):
+        ss.Strategy.load(path, graph(), TOPOLOGY)
+
+
+def test_a_pattern_is_fitted_to_each_op() -> None:
+    stem = graph().op("stem")
+    wide = ss.Configuration({"depth": 2, "sample": 8}, tuple(range(16)))
+    assert wide.fitted(stem) == ss.Configuration({"sample": 5}, (0, 2, 4, 6, 8))
+    assert ss.Configuration({"sample": 2}, (3, 1)).fitted(stem) == ss.Configuration({"sample": 2}, (3, 1))
+    assert ss.Configuration({"depth": 2}, (3, 1)).fitted(stem) == ss.Configuration({}, (3,))
+
+
+def test_a_file_says_what_has_changed_and_whether_it_still_applies(tmp_path: Path) -> None:
+    ss.baselines.data_parallel(graph(), TOPOLOGY).save(tmp_path / "s.json")
+    small = ss.capture(CASES["mlp"].workload())
+    found = ss.Strategy.load(tmp_path / "s.json", small, ss.Topology.parse("p100:1x4"))
+    first, second = found.notes[:2]
+    assert f"made for graph {graph().fingerprint} of {len(graph().ops)} ops, this is graph {small.fingerprint}" in first
+    assert "made for 4 cpu, this topology has 4 p100; it still applies" in second
+    assert found["first"] == ss.Configuration({"sample": 4}, (0, 1, 2, 3))
+    with pytest.raises(ss.SoapstoneError, match=r"does not apply: .* names device 2.*for 4 cpu, this .* has 2 cpu"):
+        ss.Strategy.load(tmp_path / "s.json", graph(), ss.Topology.parse("cpu:1x2"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_strategy_comes_back_from_its_file(seed: int, tmp_path: Path) -> None:
+    strategy = ss.baselines.random(graph(), TOPOLOGY, seed=seed)
+    strategy.save(tmp_path / "s.json")
+    loaded = ss.Strategy.load(tmp_path / "s.json", graph(), TOPOLOGY)
+    assert (dict(loaded), loaded.notes) == (dict(strategy), ())
+    assert len((tmp_path / "s.json").read_text().splitlines()) < len(graph().ops) + 12  # a line an op

@@ -1,8 +1,8 @@
 """Presets: nodes laid out from data. `presets/*.yaml` name every figure's source.
 
-A preset has a `device`, `most_per_node`, `groups` (switches that so many neighbours share) and `links`, each from and to
-"device", a group, a switch of the node's own or "network", which all nodes share. A link from device to
-device has `pairs`: "all", or numbers inside the node; `least` and `most` limit a link to nodes of that many devices.
+A preset has a `device`, `most_per_node`, `groups` (switches that so many neighbours share) and `links`, each from and
+to "device", a group, a switch of the node's own or "network", which all nodes share. A link from device to device has
+`pairs`: "all", or numbers inside the node; `least` and `most` limit a link to nodes of that many devices.
 """
 
 from __future__ import annotations

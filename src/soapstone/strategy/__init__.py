@@ -1,0 +1,6 @@
+"""How every op is split and where its parts run; the file."""
+
+from .configuration import Configuration
+from .strategy import Strategy
+
+__all__ = ["Configuration", "Strategy"]

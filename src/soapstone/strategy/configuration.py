@@ -1,0 +1,82 @@
+"""How one op is split and where its parts run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+
+from ..errors import StrategyError
+from ..graph import Op
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One op's degrees by dim name, and the device of each part in row-major order over the op's dims. Dims that are
+    not named have degree 1. Two parts may share a device."""
+
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    devices: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.degrees, Mapping):
+            raise StrategyError(f"degrees must map dim names to numbers, not be {self.degrees!r:.60}")
+        if not isinstance(self.devices, tuple | list):
+            raise StrategyError(f"devices must be a tuple of device numbers, not {self.devices!r:.60}")
+        for name, degree in self.degrees.items():
+            if type(degree) is not int or degree < 1:
+                raise StrategyError(f"the degree of {name!r} must be a whole number from 1 up, not {degree!r}")
+        kept = {name: degree for name, degree in sorted(self.degrees.items()) if degree > 1}
+        object.__setattr__(self, "degrees", MappingProxyType(kept))
+        object.__setattr__(self, "devices", tuple(self.devices))
+        if self.num_parts != len(self.devices):
+            raise StrategyError(
+                f"degrees {kept} make {self.num_parts} parts, but {len(self.devices)} devices are named; "
+                "name one device a part, in row-major order of the parts"
+            )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.degrees.items()), self.devices))
+
+    def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...]]]:
+        return Configuration, (dict(self.degrees), self.devices)
+
+    @property
+    def num_parts(self) -> int:
+        return prod(self.degrees.values())
+
+    def degrees_of(self, op: Op) -> list[int]:
+        """The degree of each of the op's dims, in order."""
+        return [self.degrees.get(dim.name, 1) for dim in op.dims]
+
+    def check(self, op: Op, num_devices: int) -> None:
+        """Raise StrategyError unless the op can be split so and the devices exist."""
+        where = f"the configuration of op {op.name!r}"
+        for name, degree in self.degrees.items():
+            dim = op.dim(name)
+            if dim is None:
+                known = ", ".join(d.name for d in op.dims) or "none"
+                raise StrategyError(f"{where} splits {name!r}, which it does not have; its dims are: {known}")
+            if not dim.splittable:
+                raise StrategyError(f"{where} splits {name!r}, which is needed whole; give it degree 1")
+            if degree > dim.size:
+                raise StrategyError(f"{where} splits {name!r} of size {dim.size} in {degree}; use at most {dim.size}")
+        for device in self.devices:
+            if type(device) is not int or not 0 <= device < num_devices:
+                raise StrategyError(f"{where} names device {device!r}; the topology has 0 to {num_devices - 1}")
+
+    def fitted(self, op: Op) -> Configuration:
+        """The nearest that is legal for an op: dims that it cannot split stay whole, degrees end at a dim's size, and
+        the devices of the parts that remain are kept."""
+        names = [name for name in self.degrees if op.dim(name) is None]
+        given = [*(dim.name for dim in op.dims if dim.name in self.degrees), *names]
+        kept = {}
+        for name in given:
+            dim = op.dim(name)
+            kept[name] = min(self.degrees[name], dim.size) if dim is not None and dim.splittable else 1
+        numbers = np.arange(self.num_parts).reshape([self.degrees[name] for name in given])
+        left = numbers[tuple(slice(kept[name]) for name in given)].reshape(-1)
+        return Configuration(kept, tuple(self.devices[i] for i in left))

@@ -1,0 +1,161 @@
+"""Strategy files: JSON that a person can write by hand.
+
+    {"kind": "soapstone strategy", "format": 2,
+     "default": {"degrees": {"sample": 4}, "devices": "0-3"},
+     "ops": {"encoder.*": {"devices": "1"}, "head": {"degrees": {"channel": 2, "sample": 2}, "devices": [0, 2, 1, 3]}}}
+
+An op takes the row of its own name, else the most specific pattern that fits it, else the default. A row under an op's
+own name must be legal for it; a pattern's or the default's is fitted: dims that the op cannot split stay whole. Devices
+are a list in row-major order of the parts, or a range, "0-15" or "0-12:4". `made_for` is written by `save` and compared
+when the file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ..errors import StrategyError
+from ..files import read_json, write_atomically
+from ..graph import OperatorGraph
+from ..topology import Topology
+from .configuration import Configuration
+
+KIND, FORMAT = "soapstone strategy", 2
+_KEYS = ("kind", "format", "made_for", "default", "ops")
+
+
+def write(
+    path: str | Path, graph: OperatorGraph, topology: Topology, configurations: Mapping[str, Configuration]
+) -> None:
+    """Write the strategy; the commonest configuration is the default where it is more than one op's."""
+    (common, count), *_ = Counter(configurations.values()).most_common(1)
+    shared = {name for name, c in configurations.items() if c == common == common.fitted(graph.op(name)) and count > 1}
+    head: dict[str, Any] = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology)}
+    if shared:
+        head["default"] = _row(common)
+    rows = {name: _row(c) for name, c in configurations.items() if name not in shared}
+    write_atomically(path, _lines({**head, "ops": {}}).removesuffix("{}\n}") + _lines(rows, "  ") + "\n}\n")
+
+
+def _lines(data: dict[str, Any], margin: str = " ") -> str:
+    """An object with a line for each key."""
+    rows = [f"{margin}{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
+    return "{\n" + ",\n".join(rows) + ("\n" if rows else "") + margin[1:] + "}"
+
+
+def read(
+    path: str | Path, graph: OperatorGraph, topology: Topology
+) -> tuple[dict[str, Configuration], tuple[str, ...]]:
+    """A configuration for every op, and what differs from what the file was made for. Raises StrategyError."""
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise StrategyError(f"{path} is not a strategy file; write one with strategy.save(path)")
+    if data.get("format") != FORMAT:
+        raise StrategyError(f"{path} has strategy format {data.get('format')!r:.20}, this version reads {FORMAT}")
+    if unknown := [key for key in data if key not in _KEYS]:
+        raise StrategyError(f"{path} has an unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    if not isinstance(rows := data.get("ops", {}), dict):
+        raise StrategyError(f"{path}: 'ops' must be an object with a configuration for each op or pattern")
+    named = {name: _configuration(path, f"op {name!r}", row) for name, row in rows.items()}
+    default = _configuration(path, "the default", data["default"]) if "default" in data else None
+    notes = _differences(data.get("made_for"), graph, topology)
+    try:
+        found = _assign(named, default, graph, notes)
+        for op in graph.ops:
+            found[op.name].check(op, topology.num_devices)
+    except StrategyError as error:
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise StrategyError(f"{path} does not apply: {error}{why}") from None
+    return found, tuple(f"{path}: {note}; it still applies" for note in notes)
+
+
+def _assign(
+    named: Mapping[str, Configuration], default: Configuration | None, graph: OperatorGraph, notes: list[str]
+) -> dict[str, Configuration]:
+    patterns = [name for name in named if name not in graph]
+    patterns.sort(key=lambda pattern: len(pattern.replace("*", "")), reverse=True)
+    used: set[str] = set()
+    found: dict[str, Configuration] = {}
+    for op in graph.ops:
+        pattern = next((p for p in patterns if fnmatchcase(op.name, p)), None)
+        if op.name in named:
+            found[op.name] = named[op.name]
+        elif pattern is not None:
+            used.add(pattern)
+            found[op.name] = named[pattern].fitted(op)
+        elif default is not None:
+            found[op.name] = default.fitted(op)
+    if missing := [op.name for op in graph.ops if op.name not in found]:
+        raise StrategyError(f"it has no configuration for {_some(missing)}, and no default")
+    if unused := [p for p in patterns if p not in used]:
+        notes.append(f"it names {_some(unused)}, which this graph does not have")
+    return found
+
+
+def _made_for(graph: OperatorGraph, topology: Topology) -> dict[str, Any]:
+    kinds = Counter(device.kind for device in topology.devices)
+    return {"graph": graph.fingerprint, "ops": len(graph.ops), "devices": dict(kinds)}
+
+
+def _differences(made_for: Any, graph: OperatorGraph, topology: Topology) -> list[str]:
+    if made_for is None:
+        return []
+    if not isinstance(made_for, dict):
+        raise StrategyError("'made_for' must be an object, as save writes it")
+    notes, here = [], _made_for(graph, topology)
+    if made_for.get("graph") != here["graph"]:
+        was, now = (f"graph {m.get('graph')} of {m.get('ops')} ops" for m in (made_for, here))
+        notes.append(f"it was made for {was}, this is {now}")
+    if made_for.get("devices") != here["devices"]:
+        was, now = (_counted(m.get("devices")) for m in (made_for, here))
+        notes.append(f"it was made for {was}, this topology has {now}")
+    return notes
+
+
+def _counted(kinds: Any) -> str:
+    if not isinstance(kinds, dict):
+        return f"{kinds!r:.40}"
+    return " and ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(map(repr, listed[:6])) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
+
+
+def _row(configuration: Configuration) -> dict[str, Any]:
+    return {"degrees": dict(configuration.degrees), "devices": _written(configuration.devices)}
+
+
+def _written(devices: tuple[int, ...]) -> str | list[int]:
+    """A range where the devices are one."""
+    first, last = devices[0], devices[-1]
+    step = devices[1] - first if len(devices) > 1 else 1
+    if step < 1 or list(devices) != list(range(first, last + 1, step)):
+        return list(devices)
+    return f"{first}" if len(devices) == 1 else f"{first}-{last}" if step == 1 else f"{first}-{last}:{step}"
+
+
+def _configuration(path: str | Path, what: str, row: object) -> Configuration:
+    if not isinstance(row, dict) or not set(row) <= {"degrees", "devices"} or "devices" not in row:
+        raise StrategyError(f"{path}: {what} must have 'devices' and may have 'degrees', and nothing else")
+    try:
+        return Configuration(row.get("degrees", {}), _read(row["devices"]))
+    except StrategyError as error:
+        raise StrategyError(f"{path}: {what}: {error}") from None
+
+
+def _read(devices: object) -> tuple[int, ...]:
+    if isinstance(devices, list):
+        return tuple(devices)
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?", devices) if isinstance(devices, str) else None
+    if match is None or match[3] == "0":
+        raise StrategyError(f"devices must be a list of numbers, or a range such as '0-12:4', not {devices!r:.40}")
+    first = int(match[1])
+    return tuple(range(first, int(match[2] or first) + 1, int(match[3] or 1)))

@@ -1,0 +1,91 @@
+"""A configuration for every op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from ..errors import StrategyError
+from ..graph import OperatorGraph
+from ..topology import Topology
+from .configuration import Configuration
+from .file import read, write
+
+
+class Strategy(Mapping[str, Configuration]):
+    """A configuration for every op of one graph, on the devices of a topology. Raises StrategyError where one is
+    missing, unknown or illegal."""
+
+    def __init__(self, graph: OperatorGraph, topology: Topology, configurations: Mapping[str, Configuration]) -> None:
+        names = [op.name for op in graph.ops]
+        if not isinstance(configurations, Mapping):
+            raise StrategyError("a strategy needs a mapping from op names to configurations")
+        for name, configuration in configurations.items():
+            if not isinstance(configuration, Configuration):
+                raise StrategyError(f"op {name!r} needs a Configuration, not {type(configuration).__name__}")
+            if name not in graph:
+                raise StrategyError(f"the graph has no op {name!r}; its ops are {', '.join(names[:8])}, ...")
+        if missing := [name for name in names if name not in configurations]:
+            raise StrategyError(f"the strategy has no configuration for {', '.join(missing[:8])}; give every op one")
+        for op in graph.ops:
+            configurations[op.name].check(op, topology.num_devices)
+        self.graph, self.topology = graph, topology
+        self._configurations = {name: configurations[name] for name in names}
+        self.notes: tuple[str, ...] = ()  # what a file was made for that is not here
+
+    def __getitem__(self, name: str) -> Configuration:
+        if name not in self._configurations:
+            raise StrategyError(f"the strategy has no op {name!r}")
+        return self._configurations[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._configurations)
+
+    def __len__(self) -> int:
+        return len(self._configurations)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._configurations
+
+    def __repr__(self) -> str:
+        return f"Strategy({len(self)} ops, {self.topology.num_devices} devices)"
+
+    @property
+    def graph_fingerprint(self) -> str:
+        return self.graph.fingerprint
+
+    @cached_property
+    def native(self) -> list[tuple[list[int], list[int]]]:
+        return [(self[op.name].degrees_of(op), list(self[op.name].devices)) for op in self.graph.ops]
+
+    def replace(self, changes: Mapping[str, Configuration]) -> Strategy:
+        """The same strategy but for some ops."""
+        if not isinstance(changes, Mapping):
+            raise StrategyError("replace takes a mapping from op names to configurations")
+        return Strategy(self.graph, self.topology, {**self._configurations, **changes})
+
+    def check(self, graph: OperatorGraph, topology: Topology) -> None:
+        """Raise StrategyError unless the strategy is for this graph and fits this topology."""
+        if graph.fingerprint != self.graph_fingerprint:
+            raise StrategyError(
+                f"the strategy is for graph {self.graph_fingerprint}, not {graph.fingerprint}; make it for this graph, "
+                "or capture the model as it was then"
+            )
+        if topology.num_devices != self.topology.num_devices:
+            raise StrategyError(
+                f"the strategy is for {self.topology.num_devices} devices, the topology has {topology.num_devices}"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write the strategy as JSON that a person can read and change."""
+        write(path, self.graph, self.topology, self)
+
+    @classmethod
+    def load(cls, path: str | Path, graph: OperatorGraph, topology: Topology) -> Strategy:
+        """Read a strategy for this graph and topology. Where it was made for others and still applies, `notes` says
+        what differs; where it does not apply, StrategyError does."""
+        configurations, notes = read(path, graph, topology)
+        strategy = cls(graph, topology, configurations)
+        strategy.notes = notes
+        return strategy
