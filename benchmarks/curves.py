@@ -84,13 +84,10 @@ def others(dtype: torch.dtype) -> Any:
         yield "max_pool2d", [n, c, size], both_ways(lambda x: F.max_pool2d(x, 3, 2, 1), x)
     for batch, hidden in itertools.product((4, 16, 64, 256), (256, 1024, 2048)):
         cell = nn.LSTMCell(hidden, hidden).cuda().to(dtype)
-        x, h, c = (rand(batch, hidden, dtype=dtype) for _ in range(3))
-        weights = list(cell.parameters())
-        yield (
-            "lstm_cell",
-            [batch, hidden],
-            both_ways(lambda x, h, c, *w: torch.lstm_cell(x, (h, c), *w)[0], x, h, c, *[w.detach() for w in weights]),
-        )
+        states = [rand(batch, hidden, dtype=dtype) for _ in range(3)]
+        weights = [w.detach() for w in cell.parameters()]
+        run = lambda x, h, c, *w: torch.lstm_cell(x, (h, c), *w)[0]  # noqa: E731
+        yield "lstm_cell", [batch, hidden], both_ways(run, *states, *weights)
     for b, length in ((1, 1024), (8, 1024), (8, 128), (8, 4096)):
         q, k, v = (rand(b, 12, length, 64, dtype=dtype) for _ in range(3))
         attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731

@@ -157,11 +157,22 @@ int32_t add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values,
   return self.add_op(std::move(op));
 }
 
-auto regions_of(const soapstone::Graph& self, int32_t op, const std::vector<int32_t>& degrees, int64_t part) {
-  const auto regions = soapstone::regions(self.ops.at(op), soapstone::op_box(self.ops.at(op), degrees, part));
+auto regions_in(const soapstone::Op& op, const soapstone::Box& box) {
+  const auto regions = soapstone::regions(op, box);
   std::vector<std::vector<BoxPairs>> needs;
   for (const auto& boxes : regions.needs) needs.push_back(to_pairs(boxes));
   return std::tuple(to_pairs(regions.step_dims), needs, to_pairs(regions.values));
+}
+
+auto regions_of(const soapstone::Graph& self, int32_t op, const std::vector<int32_t>& degrees, int64_t part) {
+  return regions_in(self.ops.at(op), soapstone::op_box(self.ops.at(op), degrees, part));
+}
+
+auto regions_at(const soapstone::Graph& self, int32_t op, const BoxPairs& pairs) {
+  soapstone::Box box;
+  for (const auto& [lo, hi] : pairs) box.push_back({lo, hi});
+  if (box.size() != self.ops.at(op).dims.size()) throw std::invalid_argument("the box has not the op's dims");
+  return regions_in(self.ops.at(op), box);
 }
 
 std::vector<BoxPairs> project(const BoxPairs& box, const soapstone::Factoring& coarse,
@@ -193,7 +204,8 @@ void bind_graph(nb::module_& m) {
           "factoring", [](const Graph& self, int32_t tensor) { return self.tensors.at(tensor).factoring; },
           nb::arg("tensor"), "The common refinement of a tensor's writer and readers: sizes, axis by axis.")
       .def("regions", regions_of, nb::arg("op"), nb::arg("degrees"), nb::arg("part"),
-           "Boxes of one part: (each step's dims, what each step needs of each input, each value).");
+           "Boxes of one part: (each step's dims, what each step needs of each input, each value).")
+      .def("regions_at", regions_at, nb::arg("op"), nb::arg("box"), "The same for any box over the op's dims.");
 }
 
 // ---- task graph ----

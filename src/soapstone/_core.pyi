@@ -81,6 +81,9 @@ class Graph:
         Boxes of one part: (each step's dims, what each step needs of each input, each value).
         """
 
+    def regions_at(self, op: int, box: Sequence[tuple[int, int]]) -> tuple[list[list[tuple[int, int]]], list[list[list[tuple[int, int]]]], list[list[tuple[int, int]]]]:
+        """The same for any box over the op's dims."""
+
 class Task:
     @property
     def key(self) -> int: ...

@@ -137,7 +137,7 @@ def _times(
 ) -> list[list[tuple[int, int, int, int]]]:
     @cache
     def ask(index: int, extents: tuple[int, ...], kind: str, combines: bool) -> tuple[int, int, int, int]:
-        times: OpTimes = costs.times(graph.ops[index], extents, kind, combines)
+        times: OpTimes = costs.times(graph, index, extents, kind, combines)
         found = (times.forward, times.backward, times.finish_forward, times.finish_backward)
         if not all(isinstance(ns, int) and 0 <= ns < 2**53 for ns in found):
             raise SoapstoneError(f"the costs give op {graph.ops[index].name!r} {found}; whole nanoseconds are needed")

@@ -1,6 +1,6 @@
 """What gives a compute task its duration."""
 
-from .analytic import AnalyticCosts
+from .analytic import AnalyticCosts, device_kinds
 from .protocol import Costs, OpTimes
 
-__all__ = ["AnalyticCosts", "Costs", "OpTimes"]
+__all__ = ["AnalyticCosts", "Costs", "OpTimes", "device_kinds"]

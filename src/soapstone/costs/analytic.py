@@ -1,57 +1,159 @@
-"""A first cost model, a roofline: a part takes as long as its flops or its bytes, whichever is slower, plus a launch.
+"""Costs from a table of devices: what a part computes and moves, each kernel of it as fast as the device lets it be.
 
-The table's peaks are data-sheet figures in float32, the efficiencies are guesses; a later model replaces them.
+A kernel takes as long as its flops or its bytes, whichever is slower, but never less than its launches. Products reach
+a share of the peak that grows with their tiles of 64 x 64 outputs: t tiles keep t / (t + units) of a device busy, so
+that small and thin parts are slow, as they are on hardware. `devices.yaml` has the figures and where they come from.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from functools import cache
+from importlib import resources
+from math import prod, sqrt
+from typing import Any
+
+import yaml
 
 from ..errors import SoapstoneError
-from ..graph import ITEM_SIZES, Op
+from ..graph import ITEM_SIZES, Op, OperatorGraph, Step
 from .protocol import OpTimes
 
+TILE = 64 * 64
+SPLIT = 1024  # terms of a long sum that tiles of their own may add up
+WINOGRAD = 2.0  # what 3 x 3 and 5 x 5 convolutions of stride 1 gain in float32
+# Shape steps that copy; the others only rename elements.
+COPIES = {"cat", "stack", "repeat", "repeat_interleave", "constant_pad_nd"}
 
-@dataclass(frozen=True, slots=True)
-class DeviceCosts:
-    flops: float  # a second
-    bandwidth: float  # bytes a second
-    launch: int  # ns a task
+PRODUCTS = ("dense", "conv", "cell", "attention")
+
+Box = list[tuple[int, int]]
 
 
-DEVICES = {
-    # One core with AVX2 at 2.5 GHz does 80 GFLOP/s at best; half of it, and a share of the memory bus.
-    "cpu": DeviceCosts(40e9, 8e9, 20_000),
-    # NVIDIA's data sheet for the P100 (NVLink): 10.6 TFLOP/s, 732 GB/s.
-    "p100": DeviceCosts(0.6 * 10.6e12, 0.75 * 732e9, 8_000),
-}
-UPDATE_BYTES = {"sgd": 12, "momentum": 20, "adam": 28, "adamw": 28}  # read and written for one float32 element
+@dataclass(frozen=True)
+class Work:
+    """One kernel of one part: local flops, bytes and tiles."""
+
+    family: str
+    flops: float
+    bytes: float
+    tiles: float
+    dtype: str
 
 
 class AnalyticCosts:
-    """Costs from a table of devices. Raises SoapstoneError for a kind or an optimizer that it does not have."""
+    """Costs from the table. Raises SoapstoneError for a kind of device or an optimizer that it does not have."""
 
-    def times(self, op: Op, extents: tuple[int, ...], device_kind: str, combines: bool) -> OpTimes:
-        device = _device(device_kind)
-        share = prod(extents) / prod(dim.size for dim in op.dims)
-        values = [op.values[o.value] for o in (*op.inputs, *op.outputs)]
-        moved = sum(prod(v.shape) * ITEM_SIZES[v.dtype] for v in values) * share
-        work = max(op.flops * share / device.flops, moved / device.bandwidth) * 1e9
-        forward, backward = device.launch + round(work), device.launch + round(2 * work)
-        if not combines or not op.finishes:
-            return OpTimes(forward, backward)
-        finish = device.launch + round(0.2 * work)
-        return OpTimes(forward, backward, finish, finish)
+    def times(
+        self, graph: OperatorGraph, index: int, extents: tuple[int, ...], device_kind: str, combines: bool
+    ) -> OpTimes:
+        op, device = graph.ops[index], _device(device_kind)
+        step_dims, needs, values = graph.native.regions_at(index, [(0, n) for n in extents])
+        pairs: list[tuple[float, float]] = []  # forward and backward of each step
+        for s, step in enumerate(op.steps):
+            work = _work(op, step, step_dims[s], needs[s], [values[v] for v in step.outputs])
+            seconds = _seconds(work, device) if work else 0.0
+            pairs.append((seconds, seconds * _backward(graph, op, step, work) if work else 0.0))
+        if not (combines and op.finishes):
+            return OpTimes(*_nanoseconds(pairs, device))
+        before, behind = pairs[: op.head + 1], pairs[op.head + 1 :]
+        return OpTimes(*_nanoseconds(before, device), *_nanoseconds(behind, device))
 
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
-        if optimizer not in UPDATE_BYTES:
-            raise SoapstoneError(f"no costs for optimizer {optimizer!r}; there are {', '.join(UPDATE_BYTES)}")
+        known = _table()["updates"]
+        if optimizer not in known:
+            raise SoapstoneError(f"no costs for optimizer {optimizer!r}; there are {', '.join(known)}")
         device = _device(device_kind)
-        return device.launch, UPDATE_BYTES[optimizer] / device.bandwidth * 1e9
+        return int(device["launch"]), known[optimizer] / (0.8 * float(device["bandwidth"])) * 1e9
 
 
-def _device(kind: str) -> DeviceCosts:
-    if kind not in DEVICES:
-        raise SoapstoneError(f"no analytic costs for devices of kind {kind!r}; there are {', '.join(DEVICES)}")
-    return DEVICES[kind]
+def device_kinds() -> list[str]:
+    """The kinds of device that the table has."""
+    return list(_table()["devices"])
+
+
+def _nanoseconds(pairs: list[tuple[float, float]], device: dict[str, Any]) -> tuple[int, int]:
+    least = int(device["launch"])
+    forward, backward = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+    return max(least, round(forward * 1e9)), max(least, round(backward * 1e9))
+
+
+def _backward(graph: OperatorGraph, op: Op, step: Step, work: Work) -> float:
+    """How many times its forward a step's backward is; half of it where a product's data have no gradient."""
+    factor = float(_table()["families"][work.family]["backward"])
+    first = next((graph.tensors[o.tensor] for o in op.inputs if o.value == step.inputs[0]), None)
+    return factor / 2 if work.family in PRODUCTS and first is not None and not first.grad else factor
+
+
+def _work(op: Op, step: Step, dims: Box, needs: list[Box], outputs: list[Box]) -> Work | None:
+    """What a step does in a part; None where it only renames elements."""
+    if step.shape and step.kind not in COPIES:
+        return None
+    family = _families().get(step.kind, "pointwise")
+    reads = [_size(box) * ITEM_SIZES[op.values[v].dtype] for v, box in zip(step.inputs, needs)]
+    writes = [_size(box) * ITEM_SIZES[op.values[v].dtype] for v, box in zip(step.outputs, outputs)]
+    share = _size(dims) / prod(dim.size for dim in step.dims)
+    flops = step.flops * share
+    if step.kind == "embedding":
+        reads[0] = writes[0]  # the rows that are looked up, not the table
+    if step.kind == "scaled_dot_product_attention" and step.args.get("is_causal"):
+        flops /= 2
+    tiles = _tiles(family, flops, outputs)
+    if _is_winograd(step, op):
+        flops /= WINOGRAD
+    return Work(family, flops, sum(reads) + sum(writes), tiles, op.values[step.outputs[0]].dtype)
+
+
+def _tiles(family: str, flops: float, outputs: list[Box]) -> float:
+    """The pieces of work that can go on side by side: tiles of a product, channels of a batch norm."""
+    if family == "batch_norm":
+        (_, (low, high), *_), *_ = outputs
+        return high - low
+    made = sum(map(_size, outputs))
+    terms = flops / max(2 * made, 1)
+    return made / TILE * (max(1, terms / SPLIT) if family in ("dense", "cell") else 1)
+
+
+def _is_winograd(step: Step, op: Op) -> bool:
+    if step.kind != "conv2d" or op.values[step.outputs[0]].dtype != "float32":
+        return False
+    return op.values[step.inputs[1]].shape[2:] in ((3, 3), (5, 5)) and set(step.args["stride"]) == {1}
+
+
+def _seconds(work: Work, device: dict[str, Any]) -> float:
+    family = _table()["families"][work.family]
+    own = device.get("efficiency", {})
+    peak = float(device.get(work.dtype, device["float32"]))
+    busy = 1.0
+    if work.family in (*PRODUCTS, "batch_norm"):
+        units = float(device["units"]) * sqrt(peak / float(device["float32"]))
+        busy = work.tiles / (work.tiles + units)
+    compute = work.flops / (peak * family["flops"] * own.get(work.family, own.get("dense", 1.0)) * busy)
+    moving = work.bytes / (float(device["bandwidth"]) * family["memory"] * own.get("memory", 1.0))
+    if work.family == "batch_norm":
+        moving /= busy
+    return float(max(compute, moving, family["launches"] * float(device["launch"]) * 1e-9))
+
+
+def _size(box: Box) -> int:
+    return prod(hi - lo for lo, hi in box)
+
+
+def _device(kind: str) -> dict[str, Any]:
+    devices: dict[str, dict[str, Any]] = _table()["devices"]
+    if kind not in devices:
+        raise SoapstoneError(f"no analytic costs for devices of kind {kind!r}; there are {', '.join(devices)}")
+    return devices[kind]
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = yaml.safe_load((resources.files(__package__) / "devices.yaml").read_text(encoding="utf-8"))
+    for device in table["devices"].values():
+        device.update({key: float(value) for key, value in device.items() if isinstance(value, str)})
+    return table
+
+
+@cache
+def _families() -> dict[str, str]:
+    return {kind: family for family, kinds in _table()["kinds"].items() for kind in kinds}

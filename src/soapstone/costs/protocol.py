@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..graph import Op
+from ..graph import OperatorGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,10 @@ class OpTimes:
 
 
 class Costs(Protocol):
-    def times(self, op: Op, extents: tuple[int, ...], device_kind: str, combines: bool) -> OpTimes:
-        """The times of a part with these extents, one for each of the op's dims, on a device of that kind."""
+    def times(
+        self, graph: OperatorGraph, index: int, extents: tuple[int, ...], device_kind: str, combines: bool
+    ) -> OpTimes:
+        """The times of a part of op `index` with these extents, one for each of its dims, on a device of that kind."""
         ...
 
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:

@@ -18,6 +18,7 @@ from .ops import (
     Tensor,
     Value,
     Writes,
+    extents_by_name,
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Tensor",
     "Value",
     "Writes",
+    "extents_by_name",
     "op_bytes",
     "scaled",
 ]

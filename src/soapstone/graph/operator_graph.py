@@ -15,7 +15,7 @@ from ..files import decode, encode, read_json, write_atomically
 from .facts import Facts, facts_of
 from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

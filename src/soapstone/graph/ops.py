@@ -8,6 +8,7 @@ steps behind it; its own dims are those of the step that it ends with, then the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -73,13 +74,20 @@ class Step:
     writes: tuple[Writes, ...]
     combine: Combine | None = None
     ruled: bool = True
+    shape: bool = False  # it only moves elements
+    flops: int = 0
 
     def sizes(self, box: list[tuple[int, int]]) -> dict[str, int]:
-        """Local extents by dim name; a refined dim counts with all its factors."""
-        extents: dict[str, int] = {}
-        for dim, (lo, hi) in zip(self.dims, box):
-            extents[dim.name] = extents.get(dim.name, 1) * (hi - lo)
-        return extents
+        """Local extents by dim name."""
+        return extents_by_name(self.dims, box)
+
+
+def extents_by_name(dims: Sequence[StepDim], box: Sequence[tuple[int, int]]) -> dict[str, int]:
+    """A refined dim counts with all its factors."""
+    extents: dict[str, int] = {}
+    for dim, (lo, hi) in zip(dims, box):
+        extents[dim.name] = extents.get(dim.name, 1) * (hi - lo)
+    return extents
 
 
 @dataclass(frozen=True, slots=True)

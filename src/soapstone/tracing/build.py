@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _core
-from ..graph import ITEM_SIZES, Op, Operand, OperatorGraph, Settings, Step, Tensor, Value
+from ..graph import ITEM_SIZES, Op, Operand, OperatorGraph, Settings, Step, Tensor, Value, extents_by_name
 from ..rules import CAST_OF_GIVEN, UNRULED
 from .dims import dims_of
 from .fusion import Group, fuse
@@ -136,9 +136,11 @@ def _step(d: Draft) -> Step:
         writes=tuple(tuple(tuple(axis) for axis in write) for write in d.writes),
         combine=d.combine,
         ruled=d.source.rule is not UNRULED,
+        shape=d.source.rule.shape,
+        flops=_flops(d),
     )
 
 
 def _flops(d: Draft) -> int:
-    step, rule = _step(d), d.source.rule
-    return 0 if rule.shape else rule.flops(d.source.call, step.sizes([(0, dim.size) for dim in step.dims]))
+    sizes = extents_by_name(d.dims, [(0, dim.size) for dim in d.dims])
+    return 0 if d.source.rule.shape else d.source.rule.flops(d.source.call, sizes)

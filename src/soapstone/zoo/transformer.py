@@ -42,8 +42,8 @@ class Attention(nn.Module):
 def rotate(x: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding: the halves of each head are turned by an angle that grows with the position."""
     length, half = x.shape[-2], x.shape[-1] // 2
-    speed = 10_000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
-    angle = torch.arange(length, dtype=x.dtype)[:, None] * speed
+    speed = 10_000.0 ** (-torch.arange(half, dtype=x.dtype, device=x.device) / half)
+    angle = torch.arange(length, dtype=x.dtype, device=x.device)[:, None] * speed
     turned = torch.cat([-x[..., half:], x[..., :half]], -1)
     return x * torch.cat([angle.cos()] * 2, -1) + turned * torch.cat([angle.sin()] * 2, -1)
 
@@ -74,7 +74,7 @@ class GPT2(nn.Module):
         self.head.weight = self.token.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         logits: torch.Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 

@@ -1,14 +1,14 @@
-"""Strategies to start from and to compare with."""
+"""Data and model parallelism, and random strategies."""
 
 from __future__ import annotations
 
 import random as _random
 from math import prod
 
-from .errors import StrategyError
-from .graph import Op, OperatorGraph
-from .strategy import Configuration, Strategy
-from .topology import Topology
+from ..errors import StrategyError
+from ..graph import Op, OperatorGraph
+from ..strategy import Configuration, Strategy
+from ..topology import Topology
 
 
 def data_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
@@ -22,6 +22,20 @@ def data_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
         return Configuration({dim.name: degree}, tuple(range(degree)))
 
     return Strategy(graph, topology, {op.name: configure(op) for op in graph.ops})
+
+
+def model_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
+    """Every layer whole on one device, neighbours together, so that the devices have about the same flops."""
+    work: dict[str, int] = {}
+    for op in graph.ops:
+        work[op.layer] = work.get(op.layer, 0) + op.flops
+    total, before = max(sum(work.values()), 1), 0
+    device_of = {}
+    for layer, flops in work.items():
+        middle = before + flops / 2
+        device_of[layer] = min(int(middle * topology.num_devices / total), topology.num_devices - 1)
+        before += flops
+    return Strategy(graph, topology, {op.name: Configuration({}, (device_of[op.layer],)) for op in graph.ops})
 
 
 def random(graph: OperatorGraph, topology: Topology, *, seed: int = 0, max_parts: int | None = None) -> Strategy:

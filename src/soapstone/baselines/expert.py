@@ -1,0 +1,129 @@
+"""What an expert would do by hand, chosen by what the graph holds.
+
+Convolutional networks: "one weird trick" (Krizhevsky, 2014), data parallelism but for dense layers, which split by
+channel. Recurrent ones: data parallelism across nodes, and inside a node each depth on a device of its own (Wu et al.,
+2016). Transformers: Megatron (Shoeybi et al., 2019), columns then rows of the products inside a node, data parallelism
+across.
+"""
+
+from __future__ import annotations
+
+from ..graph import Dim, Op, OperatorGraph
+from ..strategy import Configuration, Strategy
+from ..topology import Topology
+from .simple import data_parallel
+
+_CELLS = {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru"}
+_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "einsum"}
+
+
+def expert(graph: OperatorGraph, topology: Topology) -> Strategy:
+    """The expert's strategy for this kind of graph; data parallelism where it is of no known kind."""
+    kinds = {op.kind for op in graph.ops}
+    if kinds & _CELLS:
+        return _by_depth(graph, topology)
+    if "attention" in kinds:
+        return _megatron(graph, topology)
+    if any(kind.startswith("conv") for kind in kinds):
+        return _one_weird_trick(graph, topology)
+    return data_parallel(graph, topology)
+
+
+def _one_weird_trick(graph: OperatorGraph, topology: Topology) -> Strategy:
+    everyone = tuple(range(topology.num_devices))
+    changes = {}
+    for op in graph.ops:
+        column = _column(op)
+        if op.kind in ("linear", "addmm") and column is not None:
+            changes[op.name] = Configuration({column.name: len(everyone)}, everyone).fitted(op)
+    return data_parallel(graph, topology).replace(changes)
+
+
+def _by_depth(graph: OperatorGraph, topology: Topology) -> Strategy:
+    """Ops that are no cells go where the last cell before them goes."""
+    nodes = _nodes(topology)
+    depths: dict[str, int] = {}
+    found, depth = {}, 0
+    for op in graph.ops:
+        if op.kind in _CELLS:
+            depth = depths.setdefault(op.layer, len(depths))
+        devices = tuple(node[depth % len(node)] for node in nodes)
+        found[op.name] = _sampled(op, devices)
+    return Strategy(graph, topology, found)
+
+
+def _megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
+    nodes = _nodes(topology)
+    width = min(map(len, nodes))
+    devices = tuple(device for node in nodes for device in node[:width])
+    makers = {o.tensor: op for op in graph.ops for o in op.outputs}
+    columns: set[str] = set()
+    found = {}
+    for op in graph.ops:
+        split = _inside_node(op, makers, columns)
+        if split is None:
+            found[op.name] = _sampled(op, devices)
+            continue
+        if not split.combinable:
+            columns.add(op.name)
+        degrees = {name: len(nodes) for name in _sample(op)} | {split.name: width}
+        found[op.name] = Configuration(degrees, _in_order(op, degrees, devices)).fitted(op)
+    return Strategy(graph, topology, found)
+
+
+def _inside_node(op: Op, makers: dict[int, Op], columns: set[str]) -> Dim | None:
+    """The dim that a node's devices share: columns of a product, or rows behind columns; heads; words; classes."""
+    if op.kind == "attention":
+        return _named(op, "head")
+    if op.kind == "embedding":
+        return _named(op, "vocab")
+    if op.kind == "cross_entropy":
+        return _named(op, "class")
+    if op.kind not in _PRODUCTS or not op.parameters:
+        return None
+    sources = [makers[o.tensor] for o in op.inputs if o.tensor in makers]
+    behind = any(source.name in columns for source in sources)
+    rows = next((dim for dim in op.dims if dim.extra and dim.splittable), None)
+    return rows if behind and rows is not None else _column(op)
+
+
+def _column(op: Op) -> Dim | None:
+    """A dim of the output that splits the weight; a whole head rather than a part of one."""
+    dims = [dim for dim in op.dims if dim.kind == "parameter" and dim.splittable]
+    return next((dim for dim in dims if dim.name == "head"), dims[0] if dims else None)
+
+
+def _named(op: Op, name: str) -> Dim | None:
+    dim = op.dim(name)
+    return dim if dim is not None and dim.splittable else None
+
+
+def _sample(op: Op) -> list[str]:
+    return [dim.name for dim in op.dims if dim.kind == "sample" and dim.splittable][:1]
+
+
+def _sampled(op: Op, devices: tuple[int, ...]) -> Configuration:
+    """By sample over these devices, or on the first of them."""
+    names = _sample(op)
+    if not names:
+        return Configuration({}, devices[:1])
+    return Configuration({names[0]: len(devices)}, devices).fitted(op)
+
+
+def _in_order(op: Op, degrees: dict[str, int], devices: tuple[int, ...]) -> tuple[int, ...]:
+    """Devices for the parts in row-major order over the op's dims, so that a sample stays inside its node."""
+    if len(degrees) == 1:
+        (count,) = degrees.values()
+        return devices[:count]
+    (sample, nodes), (split, width) = degrees.items()
+    names = [dim.name for dim in op.dims]
+    if names.index(sample) < names.index(split):
+        return devices
+    return tuple(devices[node * width + i] for i in range(width) for node in range(nodes))
+
+
+def _nodes(topology: Topology) -> list[list[int]]:
+    nodes: dict[int, list[int]] = {}
+    for number, device in enumerate(topology.devices):
+        nodes.setdefault(device.node, []).append(number)
+    return list(nodes.values())
