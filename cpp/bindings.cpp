@@ -251,6 +251,27 @@ auto pieces_of(const soapstone::TaskGraph& self, int32_t tensor) {
   return result;
 }
 
+std::vector<std::vector<int64_t>> volumes_of(const soapstone::TaskGraph& self, size_t op) {
+  std::vector<std::vector<int64_t>> result;
+  for (const auto& values : self.values.at(op)) {
+    auto& row = result.emplace_back();
+    for (const auto& box : values) row.push_back(soapstone::volume(box));
+  }
+  return result;
+}
+
+// A column with a row for each hold of each task.
+template <typename T, typename Get>
+auto hold_column(Get get) {
+  return [get](const soapstone::TaskGraph& self) {
+    auto* column = new std::vector<T>();
+    for (size_t row = 0; row < self.tasks.size(); ++row)
+      for (const auto& hold : self.tasks[row].holds) column->push_back(static_cast<T>(get(row, hold)));
+    nb::capsule owner(column, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
+    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(column->data(), {column->size()}, owner);
+  };
+}
+
 void bind_task_graph(nb::module_& m) {
   using soapstone::Flow;
   using soapstone::Task;
@@ -294,6 +315,7 @@ void bind_task_graph(nb::module_& m) {
       .def("fetch", fetch_of, nb::arg("op"), nb::arg("part"), nb::arg("input"),
            "What a part reads of an input: (hull, [(flow, boxes), ...]), in the tensor's factoring.")
       .def("pieces", pieces_of, nb::arg("tensor"), "A parameter's pieces: [(holders, boxes), ...].")
+      .def("volumes", volumes_of, nb::arg("op"), "The elements of each value that each part of an op has.")
       .def(
           "groups", [](const TaskGraph& self, size_t op) { return self.groups.at(op); }, nb::arg("op"),
           "An op's combine groups, each the parts that combine; empty where none does.")
@@ -303,7 +325,14 @@ void bind_task_graph(nb::module_& m) {
       .def_prop_ro("parts", task_column<int32_t>([](const Task& task) { return task.part; }), nb::rv_policy::automatic)
       .def_prop_ro("latencies", task_column<int64_t>([](const Task& task) { return task.latency; }),
                    nb::rv_policy::automatic)
-      .def_prop_ro("bytes", task_column<int64_t>([](const Task& task) { return task.bytes; }),
+      .def_prop_ro("bytes", task_column<int64_t>([](const Task& task) { return task.bytes; }), nb::rv_policy::automatic)
+      .def_prop_ro("hold_rows", hold_column<int64_t>([](size_t row, const soapstone::Hold&) { return row; }),
+                   nb::rv_policy::automatic)
+      .def_prop_ro("hold_resources",
+                   hold_column<int32_t>([](size_t, const soapstone::Hold& hold) { return hold.resource; }),
+                   nb::rv_policy::automatic)
+      .def_prop_ro("hold_durations",
+                   hold_column<int64_t>([](size_t, const soapstone::Hold& hold) { return hold.duration; }),
                    nb::rv_policy::automatic);
 }
 

@@ -34,12 +34,16 @@ Box hull(const std::vector<Box>& boxes) {
   return result;
 }
 
+bool overlap(const Box& a, const Box& b) {
+  for (size_t i = 0; i < a.size(); ++i)
+    if (std::max(a[i].lo, b[i].lo) >= std::min(a[i].hi, b[i].hi)) return false;
+  return true;
+}
+
 std::optional<Box> intersect(const Box& a, const Box& b) {
+  if (!overlap(a, b)) return std::nullopt;  // most pairs do not, and then nothing is allocated
   Box result(a.size());
-  for (size_t i = 0; i < a.size(); ++i) {
-    result[i] = {std::max(a[i].lo, b[i].lo), std::min(a[i].hi, b[i].hi)};
-    if (result[i].empty()) return std::nullopt;
-  }
+  for (size_t i = 0; i < a.size(); ++i) result[i] = {std::max(a[i].lo, b[i].lo), std::min(a[i].hi, b[i].hi)};
   return result;
 }
 

@@ -26,6 +26,7 @@ int64_t volume(const Box&);
 Interval hull(Interval a, Interval b);
 void extend(Box& box, const Box& other);  // box becomes the hull; an empty vector is "nothing yet"
 Box hull(const std::vector<Box>&);        // empty vector for no boxes
+bool overlap(const Box&, const Box&);
 std::optional<Box> intersect(const Box&, const Box&);
 
 Interval part_interval(int64_t part, int64_t degree, int64_t size);

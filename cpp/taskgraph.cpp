@@ -47,6 +47,7 @@ TaskGraph::TaskGraph(const Graph& graph, const Topology& topology, std::vector<C
                      std::vector<std::vector<PartTimes>> times, std::vector<double> update_ns_per_element,
                      int64_t update_overhead, int64_t bucket_bytes)
     : fetches(graph.ops.size()),
+      values(graph.ops.size()),
       pieces(graph.tensors.size()),
       groups(graph.ops.size()),
       graph_(graph),
@@ -101,6 +102,9 @@ void TaskGraph::lay_out(int32_t op) {
   layout.combine_forward.assign(groups[op].size(), -1);
   layout.combine_backward.assign(groups[op].size(), -1);
   fetches[op].assign(layout.num_parts, std::vector<Fetch>(spec.inputs.size()));
+  values[op].reserve(layout.num_parts);
+  for (int32_t part = 0; part < layout.num_parts; ++part)
+    values[op].push_back(regions(spec, op_box(spec, strategy_[op].degrees, part)).values);
 }
 
 int32_t TaskGraph::push(Task task, uint64_t key) {
@@ -192,8 +196,7 @@ void TaskGraph::add_backward(int32_t op) {
 std::vector<Box> TaskGraph::read_boxes(int32_t op, int32_t part, int32_t input) const {
   const auto& reader = graph_.ops[op];
   const auto& [tensor, value] = reader.inputs[input];
-  const auto box = regions(reader, op_box(reader, strategy_[op].degrees, part)).values[value];
-  return project(box, reader.values[value], graph_.tensors[tensor].factoring);
+  return project(values[op][part][value], reader.values[value], graph_.tensors[tensor].factoring);
 }
 
 void TaskGraph::add_flows(int32_t index) {
@@ -206,8 +209,8 @@ void TaskGraph::add_flows(int32_t index) {
 
   std::vector<std::vector<Box>> owned(layout.num_output_parts);
   for (int32_t part = 0; part < layout.num_output_parts; ++part) {
-    const auto box = regions(producer, op_box(producer, made.degrees, static_cast<int64_t>(part) * layout.copies));
-    owned[part] = project(box.values[made_value], producer.values[made_value], tensor.factoring);
+    const auto& box = values[tensor.producer][static_cast<size_t>(part) * layout.copies][made_value];
+    owned[part] = project(box, producer.values[made_value], tensor.factoring);
   }
   std::map<std::pair<int32_t, int32_t>, int32_t> index_of;  // (output part, device) -> flow
   for (const auto& [op, input] : tensor.readers) {
@@ -311,7 +314,7 @@ void TaskGraph::add_pieces(int32_t index) {
   for (size_t piece = 0; piece < pieces[index].size(); ++piece)
     for (const auto& [op, part, boxes] : parts) {
       const auto touches = [&](const Box& a) {
-        return std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) { return intersect(a, b).has_value(); });
+        return std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) { return overlap(a, b); });
       };
       if (std::any_of(pieces[index][piece].boxes.begin(), pieces[index][piece].boxes.end(), touches))
         piece_readers_[index][piece].emplace_back(op, part);

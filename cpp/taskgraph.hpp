@@ -67,6 +67,7 @@ class TaskGraph {
   std::vector<Task> tasks;  // in key order
   std::vector<Flow> flows;
   std::vector<std::vector<std::vector<Fetch>>> fetches;   // op, part, input
+  std::vector<std::vector<std::vector<Box>>> values;      // op, part, value: the part's share of it
   std::vector<std::vector<Piece>> pieces;                 // by tensor; empty for all but parameters
   std::vector<std::vector<std::vector<int32_t>>> groups;  // op -> combine group -> parts; empty where none combines
 

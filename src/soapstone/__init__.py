@@ -8,11 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import baselines
+from . import baselines, report
 from .costs import AnalyticCosts
 from .errors import SoapstoneError
 from .graph import OperatorGraph
 from .simulator import Simulation, simulate
+from .space import Space
 from .strategy import Configuration, Strategy
 from .topology import Topology
 
@@ -27,12 +28,14 @@ __all__ = [
     "OperatorGraph",
     "Simulation",
     "SoapstoneError",
+    "Space",
     "Strategy",
     "Topology",
     "Workload",
     "baselines",
     "capture",
     "parallelize",
+    "report",
     "run_threads",
     "simulate",
     "zoo",

@@ -171,6 +171,9 @@ class TaskGraph:
     def pieces(self, tensor: int) -> list[tuple[list[int], list[list[tuple[int, int]]]]]:
         """A parameter's pieces: [(holders, boxes), ...]."""
 
+    def volumes(self, op: int) -> list[list[int]]:
+        """The elements of each value that each part of an op has."""
+
     def groups(self, op: int) -> list[list[int]]:
         """
         An op's combine groups, each the parts that combine; empty where none does.
@@ -193,3 +196,12 @@ class TaskGraph:
 
     @property
     def bytes(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def hold_rows(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def hold_resources(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def hold_durations(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .tracing import Workload
 
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
 @dataclass(frozen=True)
 class Request:
     """A model, and how to make and capture it. `model` is a name of the zoo's, or `path/to/file.py:function`."""
@@ -28,6 +31,7 @@ class Request:
     batch: int | None = None
     sizes: dict[str, Size] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)  # of capture
+    dtype: str = "float32"  # of the model's parameters and floating-point inputs
 
     @property
     def is_file(self) -> bool:
@@ -63,12 +67,16 @@ def load_workload(request: Request) -> Workload:
     """The model itself, with its data and loss. Loads torch."""
     _check(request)
     if not request.is_file:
-        return zoo.load(request.model, batch=request.batch, **request.sizes)
-    path, function = request.file()
-    return _call(path, function, _run(path))
+        work = zoo.load(request.model, batch=request.batch, **request.sizes)
+    else:
+        path, function = request.file()
+        work = _call(path, function, _run(path))
+    return work if request.dtype == "float32" else work.to(request.dtype)
 
 
 def _check(request: Request) -> None:
+    if request.dtype not in DTYPES:
+        raise CaptureError(f"dtype {request.dtype!r} is not known; use {', '.join(DTYPES)}")
     if request.is_file:
         request.file()
         if request.batch is not None or request.sizes:

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from ..errors import SoapstoneError
-from . import show
+from . import predict, show
 
 __all__ = ["main"]
 
@@ -20,6 +20,9 @@ app = typer.Typer(
 )
 app.command("models")(show.models)
 app.command("show")(show.show)
+app.command("topologies")(predict.topologies)
+app.command("simulate")(predict.simulate_command)
+app.command("compare")(predict.compare)
 
 
 def main() -> None:

@@ -14,10 +14,13 @@ from rich.table import Table
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..loading import Request, load_graph
+from ..topology import Topology
 from ..zoo.catalogue import Size
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `soapstone models`, or file.py:function.")]
 Batch = Annotated[int | None, typer.Option(help="The whole batch, for a model of the zoo.")]
+BatchPerDevice = Annotated[int | None, typer.Option(help="The batch for each device, instead of the whole one.")]
+Dtype = Annotated[str, typer.Option(help="The model's floating-point type: float32, bfloat16, float16 or float64.")]
 Sizes = Annotated[
     list[str] | None, typer.Option("--size", metavar="NAME=N", help="A size of a zoo model, such as layers=4.")
 ]
@@ -52,11 +55,30 @@ def progress(what: str) -> Iterator[None]:
         yield
 
 
+def say(note: str) -> None:
+    """A remark, on standard error."""
+    Console(stderr=True, highlight=False).print(note, soft_wrap=True)
+
+
 def graph_of(
-    model: str, batch: int | None, sizes: list[str] | None, chunk: int, batch_norm: str, fresh: bool
+    model: str,
+    batch: int | None,
+    sizes: list[str] | None,
+    chunk: int,
+    batch_norm: str,
+    fresh: bool,
+    *,
+    dtype: str = "float32",
+    per_device: int | None = None,
+    devices: Topology | None = None,
 ) -> OperatorGraph:
     """The graph that a command's arguments ask for."""
-    request = Request(model, batch, dict(map(_size, sizes or [])), {"chunk": chunk, "batch_norm": batch_norm})
+    if per_device is not None and devices is not None:
+        if batch is not None:
+            raise SoapstoneError("--batch and --batch-per-device say the same thing twice; give one of them")
+        batch = per_device * devices.num_devices
+    options = {"chunk": chunk, "batch_norm": batch_norm}
+    request = Request(model, batch, dict(map(_size, sizes or [])), options, dtype)
     with _Announced(f"Capturing {model} by torch.export") as announced:
         return load_graph(request, fresh=fresh, announce=announced.begin)
 

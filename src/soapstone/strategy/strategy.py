@@ -67,7 +67,7 @@ class Strategy(Mapping[str, Configuration]):
 
     def check(self, graph: OperatorGraph, topology: Topology) -> None:
         """Raise StrategyError unless the strategy is for this graph and fits this topology."""
-        if graph.fingerprint != self.graph_fingerprint:
+        if graph is not self.graph and graph.fingerprint != self.graph_fingerprint:
             raise StrategyError(
                 f"the strategy is for graph {self.graph_fingerprint}, not {graph.fingerprint}; make it for this graph, "
                 "or capture the model as it was then"

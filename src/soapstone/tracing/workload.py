@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,17 @@ class Workload:
             object.__setattr__(self, name, tensors)
         if self.targets and self.loss is None:
             raise CaptureError("targets are given, but no loss that takes them; pass loss=")
+
+    def to(self, dtype: str) -> Workload:
+        """The same in another floating-point type; the model itself is changed."""
+        wanted: torch.dtype = getattr(torch, dtype)
+
+        def cast(value: Any) -> Any:
+            return value.to(wanted) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+        inputs, targets = tuple(map(cast, self.inputs)), tuple(map(cast, self.targets))
+        kwargs = {name: cast(value) for name, value in self.kwargs.items()}
+        return replace(self, model=self.model.to(wanted), inputs=inputs, targets=targets, kwargs=kwargs)
 
     @property
     def batch(self) -> tuple[torch.Tensor, ...]:

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import cache, cached_property
-from itertools import product
 
 import numpy as np
 
-from . import _core
-from .costs import AnalyticCosts, Costs, OpTimes
-from .errors import SoapstoneError
-from .graph import Op, OperatorGraph
-from .strategy import Strategy
-from .topology import Topology
-
-KINDS = ("forward", "backward", "combine", "transfer", "sync", "update")
-FORWARD, BACKWARD, COMBINE, TRANSFER, SYNC, UPDATE = range(6)
-TASK = np.dtype(
-    [("id", "u8"), ("kind", "i4"), ("op", "i4"), ("part", "i4"), ("ready", "i8"), ("start", "i8"), ("end", "i8"),
-     ("latency", "i8"), ("bytes", "i8")]
-)  # fmt: skip
+from .. import _core
+from ..costs import AnalyticCosts, Costs, OpTimes
+from ..errors import SoapstoneError
+from ..graph import OperatorGraph
+from ..strategy import Strategy
+from ..topology import Topology
+from .memory import Memory, memory_of
+from .path import critical_path
+from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE, extents_of
 
 
 class Simulation:
     """One iteration, played. `tasks` is a structured array in key order; a row's kind indexes `KINDS`."""
 
-    def __init__(self, graph: OperatorGraph, topology: Topology, strategy: Strategy, native: _core.TaskGraph) -> None:
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        topology: Topology,
+        strategy: Strategy,
+        native: _core.TaskGraph,
+        optimizer: str,
+    ) -> None:
         self.graph, self.topology, self.strategy, self.native = graph, topology, strategy, native
+        self.optimizer = optimizer
         self.timeline = native.play()
 
     def __repr__(self) -> str:
@@ -64,7 +66,38 @@ class Simulation:
     def compute_time(self) -> float:
         """Seconds of compute, added up over the devices."""
         compute = np.isin(self.tasks["kind"], (FORWARD, BACKWARD, UPDATE))
-        return float(sum(hold for row in np.flatnonzero(compute) for _, _, hold in self.resources(int(row)))) * 1e-9
+        return float(self.native.hold_durations[compute[self.native.hold_rows]].sum()) * 1e-9
+
+    @cached_property
+    def busy(self) -> dict[str, float]:
+        """The share of the iteration in which each device and link serves."""
+        total = np.zeros(len(self._resource_names))
+        np.add.at(total, self.native.hold_resources, self.native.hold_durations)
+        return dict(zip(self._resource_names, (total / max(self.makespan_ns, 1)).tolist()))
+
+    @cached_property
+    def critical_path(self) -> list[int]:
+        """The rows that make the iteration as long as it is, first to last: each begins when the one before it ends, or
+        frees what it holds."""
+        return critical_path(self.native, self.timeline)
+
+    @cached_property
+    def exposed_communication(self) -> float:
+        """Seconds of the critical path in which something is moved."""
+        rows = self.tasks[self.critical_path]
+        ends = np.concatenate([[0], rows["end"][:-1]])
+        moving = np.isin(rows["kind"], (TRANSFER, COMBINE, SYNC))
+        return float((rows["end"] - np.minimum(ends, rows["end"]))[moving].sum()) * 1e-9
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What each device must hold: an upper bound, its parts, and the peak along this timeline."""
+        return memory_of(self.graph, self.strategy, self.native, self.tasks, self.optimizer)
+
+    @property
+    def peak_memory(self) -> list[int]:
+        """Bytes by device, along this timeline."""
+        return [int(size) for size in self.memory.peak]
 
     def predecessors(self, i: int) -> list[int]:
         """The rows that task i waits for."""
@@ -86,8 +119,7 @@ class Simulation:
 
     @cached_property
     def _first_hold(self) -> np.ndarray:
-        counts = [len(self.native.task(i).holds) for i in range(len(self.native))]
-        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        return np.searchsorted(self.native.hold_rows, np.arange(len(self.native) + 1))
 
     @cached_property
     def order(self) -> list[int]:
@@ -129,7 +161,7 @@ def simulate(
         max(launch for launch, _ in updates),
         bucket_bytes,
     )
-    return Simulation(graph, topology, strategy, native)
+    return Simulation(graph, topology, strategy, native, optimizer)
 
 
 def _times(
@@ -149,12 +181,3 @@ def _times(
         kinds = [topology.devices[device].kind for device in devices]
         rows.append([ask(index, e, kind, combines) for e, kind in zip(extents_of(op, degrees), kinds)])
     return rows
-
-
-def extents_of(op: Op, degrees: Sequence[int]) -> list[tuple[int, ...]]:
-    """The extents of every part, in row-major order: part i of d over n is [i n // d, (i + 1) n // d)."""
-    sizes = [
-        [(i + 1) * dim.size // degree - i * dim.size // degree for i in range(degree)]
-        for dim, degree in zip(op.dims, degrees)
-    ]
-    return list(product(*sizes))
