@@ -1,6 +1,7 @@
 """`python -m benchmarks [--all]`: run the benchmarks and print their tables."""
 
-from . import breadth, spine
+from . import anchors, breadth, spine
 
 spine.main()
 breadth.main()
+anchors.main()

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import soapstone as ss
 from soapstone import zoo
 from soapstone.cli import main
+from soapstone.topology import preset_names
 
 MODEL = """
 import torch
@@ -170,3 +172,87 @@ def test_the_cache_keeps_the_newest(own_cache: Path, monkeypatch: pytest.MonkeyP
     for batch in ("2", "3", "4"):
         assert run(monkeypatch, "show", "lenet", "--batch", batch) == 0
     assert len(list((own_cache / "graphs").glob("*.json"))) == 2
+
+
+def test_topologies_lists_the_presets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "topologies") == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in preset_names())
+    assert run(monkeypatch, "topologies", "--json") == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == preset_names()
+
+
+SMALL = ["rnnlm", "--batch", "4", *(f"--size={size}" for size in ("vocab=9", "length=3", "hidden=4", "layers=2"))]
+
+
+def test_simulate_predicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["simulate", *SMALL, "-t", "k80:2x2", "-s", "expert"]
+    assert run(monkeypatch, *words, "--trace", str(tmp_path / "t.json")) == 0
+    assert "an iteration" in capsys.readouterr().out
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert run(monkeypatch, *words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["makespan"] > found["exposed_communication"] >= 0
+    assert len(found["peak_memory"]) == 4
+    assert all(peak <= bound for peak, bound in zip(found["peak_memory"], found["memory"]["bound"]))
+
+
+def test_simulate_takes_a_strategy_and_a_topology_from_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ss.Topology.parse("p100:1x2").save(tmp_path / "t.yaml")
+    (tmp_path / "s.json").write_text(
+        '{"kind": "soapstone strategy", "format": 2, "made_for": {"graph": "other", "ops": 3, "devices": {"p100": 2}},'
+        ' "default": {"degrees": {"sample": 2}, "devices": "0-1"}, "ops": {"stack.*": {"devices": "1"}}}'
+    )
+    assert run(monkeypatch, "simulate", *SMALL, "-t", str(tmp_path / "t.yaml"), "-s", str(tmp_path / "s.json")) == 0
+    captured = capsys.readouterr()
+    assert "gpu1" in captured.out
+    assert "it was made for graph other of 3 ops, this is graph" in captured.err
+
+
+def test_compare_puts_the_baselines_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "compare", *SMALL, "-t", "p100:1x2") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["data", "model", "expert"]
+    assert rows[0][3] == "1.00x"
+    assert run(monkeypatch, "compare", *SMALL, "-t", "p100:1x2", "--dtype", "float64", "--json") == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"data", "model", "expert"}
+
+
+def test_a_batch_for_each_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "simulate", "lenet", "-t", "p100:2x2", "--batch-per-device", "3", "--json") == 0
+    weak = json.loads(capsys.readouterr().out)
+    assert run(monkeypatch, "simulate", "lenet", "-t", "p100:2x2", "--batch", "12", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == weak
+
+
+PREDICTING_WRONG = {
+    "no topology": ([], "Missing option '-t'"),
+    "an unknown preset": (["-t", "p101:1x2"], "topology 'p101:1x2': no preset 'p101'"),
+    "no such file": (["-t", "absent.yaml"], "topology file absent.yaml: cannot be read"),
+    "an unknown strategy": (["-t", "p100:1x2", "-s", "magic"], "there is no strategy 'magic'; use data, model, expert"),
+    "an unknown optimizer": (["-t", "p100:1x2", "--optimizer", "magic"], "no costs for optimizer 'magic'"),
+    "an unknown dtype": (["-t", "p100:1x2", "--dtype", "int3"], "dtype 'int3' is not known"),
+    "two batches": (
+        ["-t", "p100:1x2", "--batch", "4", "--batch-per-device", "2"],
+        "--batch and --batch-per-device say",
+    ),
+    "a folder for a trace": (["-t", "p100:1x2", "--trace", "/absent/t.json"], "cannot write /absent/t.json"),
+    "too few bytes": (["-t", "p100:1x2", "--bucket-bytes", "-3"], "bucket_bytes=-3 is not a number of bytes"),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTING_WRONG)
+def test_bad_input_for_a_prediction_gets_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, sentence = PREDICTING_WRONG[name]
+    assert run(monkeypatch, "simulate", "lenet", *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    complaint = [line for line in captured.err.splitlines() if not line.startswith("Capturing")]
+    assert len(complaint) == 1
+    assert complaint[0].startswith(f"soapstone: {sentence}")

@@ -57,7 +57,7 @@ def _megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
     width = min(map(len, nodes))
     devices = tuple(device for node in nodes for device in node[:width])
     makers = {o.tensor: op for op in graph.ops for o in op.outputs}
-    columns: set[str] = set()
+    columns: dict[str, str] = {}  # op -> the dim of its output that a node's devices share
     found = {}
     for op in graph.ops:
         split = _inside_node(op, makers, columns)
@@ -65,26 +65,37 @@ def _megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
             found[op.name] = _sampled(op, devices)
             continue
         if not split.combinable:
-            columns.add(op.name)
+            columns[op.name] = split.name
         degrees = {name: len(nodes) for name in _sample(op)} | {split.name: width}
         found[op.name] = Configuration(degrees, _in_order(op, degrees, devices)).fitted(op)
     return Strategy(graph, topology, found)
 
 
-def _inside_node(op: Op, makers: dict[int, Op], columns: set[str]) -> Dim | None:
-    """The dim that a node's devices share: columns of a product, or rows behind columns; heads; words; classes."""
+def _inside_node(op: Op, makers: dict[int, Op], columns: dict[str, str]) -> Dim | None:
+    """The dim that a node's devices share: columns of a product, or rows behind columns; heads; words; classes. What
+    only passes on columns, such as rotary positions, keeps them."""
     if op.kind == "attention":
         return _named(op, "head")
     if op.kind == "embedding":
         return _named(op, "vocab")
     if op.kind == "cross_entropy":
         return _named(op, "class")
-    if op.kind not in _PRODUCTS or not op.parameters:
-        return None
-    sources = [makers[o.tensor] for o in op.inputs if o.tensor in makers]
-    behind = any(source.name in columns for source in sources)
-    rows = next((dim for dim in op.dims if dim.extra and dim.splittable), None)
-    return rows if behind and rows is not None else _column(op)
+    data = makers.get(_data(op))
+    given = columns.get(data.name) if data is not None else None
+    if op.kind in _PRODUCTS and op.parameters:
+        rows = next((dim for dim in op.dims if dim.extra and dim.splittable), None)
+        return rows if given is not None and rows is not None else _column(op)
+    return _named(op, given) if given is not None and not op.parameters else None
+
+
+def _data(op: Op) -> int:
+    """The tensor that the head's first input comes from."""
+    tensors = {o.value: o.tensor for o in op.inputs}
+    made = {value: step for step in op.steps for value in step.outputs}
+    value = op.steps[op.head].inputs[0]
+    while value not in tensors:
+        value = made[value].inputs[0]
+    return tensors[value]
 
 
 def _column(op: Op) -> Dim | None:

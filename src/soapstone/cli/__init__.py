@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -27,6 +28,7 @@ app.command("compare")(predict.compare)
 
 def main() -> None:
     """Run a command and exit with its status."""
+    gc.set_threshold(200_000)  # a graph is that many small objects, none of them garbage
     try:
         status = app(standalone_mode=False)
     except SoapstoneError as error:

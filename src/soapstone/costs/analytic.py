@@ -16,15 +16,17 @@ from typing import Any
 import yaml
 
 from ..errors import SoapstoneError
-from ..graph import ITEM_SIZES, Op, OperatorGraph, Step
+from ..graph import ITEM_SIZES, Op, OperatorGraph, Step, Value
 from .protocol import OpTimes
 
-TILE = 64 * 64
+SIDE = 64
+TILE = SIDE * SIDE
 SPLIT = 1024  # terms of a long sum that tiles of their own may add up
 WINOGRAD = 2.0  # what 3 x 3 and 5 x 5 convolutions of stride 1 gain in float32
 # Shape steps that copy; the others only rename elements.
 COPIES = {"cat", "stack", "repeat", "repeat_interleave", "constant_pad_nd"}
 
+TILED = {"linear", "addmm", "mm"}  # products of two matrices; batched ones have kernels for thin shapes
 PRODUCTS = ("dense", "conv", "cell", "attention")
 
 Box = list[tuple[int, int]]
@@ -99,6 +101,8 @@ def _work(op: Op, step: Step, dims: Box, needs: list[Box], outputs: list[Box]) -
     if step.kind == "scaled_dot_product_attention" and step.args.get("is_causal"):
         flops /= 2
     tiles = _tiles(family, flops, outputs)
+    if step.kind in TILED or family == "cell":
+        flops *= _waste(op.values[step.outputs[0]], outputs[0])
     if _is_winograd(step, op):
         flops /= WINOGRAD
     return Work(family, flops, sum(reads) + sum(writes), tiles, op.values[step.outputs[0]].dtype)
@@ -112,6 +116,13 @@ def _tiles(family: str, flops: float, outputs: list[Box]) -> float:
     made = sum(map(_size, outputs))
     terms = flops / max(2 * made, 1)
     return made / TILE * (max(1, terms / SPLIT) if family in ("dense", "cell") else 1)
+
+
+def _waste(value: Value, box: Box) -> float:
+    """What whole tiles compute in vain where a product has fewer rows or columns than one."""
+    inner = len(value.factoring[-1]) if value.factoring else 0
+    columns, rows = _size(box[len(box) - inner :]), _size(box[: len(box) - inner])
+    return max(1, SIDE / max(rows, 1)) * max(1, SIDE / max(columns, 1))
 
 
 def _is_winograd(step: Step, op: Op) -> bool:
