@@ -338,6 +338,7 @@ void bind_task_graph(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The compiled core: geometry, topology, task graph, timeline.";
+  nb::set_leak_warnings(false);  // a graph that is a global of the user's lives until the interpreter is gone
   bind_timeline(m);
   bind_topology(m);
   bind_graph(m);

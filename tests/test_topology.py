@@ -437,7 +437,16 @@ def test_bad_presets_get_a_sentence(text: str, sentence: str) -> None:
 
 DEVICES = "devices: [{name: a, kind: k, node: 0, memory: 1}, {name: b, kind: k, node: 0, memory: 1}]\n"
 
+LAUGHS = ", ".join(
+    f"&{name} [{', '.join(['1' if before == '-' else f'*{before}'] * 9)}]"
+    for before, name in zip("-abcdefghi", "abcdefghij")
+)
+
 BAD_FILES = {
+    "a billion laughs": (
+        f"devices: [{{name: [{LAUGHS}], kind: k, node: 0, memory: 1}}]\nlinks: []",
+        r"devices\[0\].name must be of type str, not \[\[1, 1",
+    ),
     "empty": ("", "the topology must be an object"),
     "not YAML": ("devices: [", "is not YAML"),
     "a date of its own": ("devices: 2024-13-45", "is not YAML"),

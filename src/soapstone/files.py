@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import reprlib
 import tempfile
 import types
 import typing
@@ -39,10 +40,15 @@ def write_atomically(path: str | Path, text: str) -> None:
         raise
 
 
+def shortened(value: object) -> str:
+    """What it is, in few characters: a hostile file's value may be endless."""
+    return reprlib.repr(value)
+
+
 def checked_path(path: str | Path) -> Path:
     """Raise SoapstoneError unless this can be a path."""
     if not isinstance(path, str | os.PathLike) or "\0" in str(path):
-        raise SoapstoneError(f"{path!r:.60} is not a path")
+        raise SoapstoneError(f"{shortened(path)} is not a path")
     return Path(path)
 
 
@@ -118,7 +124,7 @@ def _plain(kind: type) -> Decoder:
             return data
         if kind is float and type(data) is int:
             return float(data)
-        raise _MisfitError(f"must be of type {kind.__name__}, not {data!r:.60}")
+        raise _MisfitError(f"must be of type {kind.__name__}, not {shortened(data)}")
 
     return convert
 
@@ -179,11 +185,11 @@ def _each(items: list[tuple[int | str, Decoder, Any]]) -> list[Any]:
 
 def _list(data: Any) -> Any:
     if not isinstance(data, list):
-        raise _MisfitError(f"must be a list, not {data!r:.60}")
+        raise _MisfitError(f"must be a list, not {shortened(data)}")
     return data
 
 
 def _object(data: Any) -> Any:
     if not isinstance(data, dict):
-        raise _MisfitError(f"must be an object, not {data!r:.60}")
+        raise _MisfitError(f"must be an object, not {shortened(data)}")
     return data

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ..errors import StrategyError
+from ..files import shortened
 from ..graph import Op
 
 
@@ -23,9 +24,9 @@ class Configuration:
 
     def __post_init__(self) -> None:
         if not isinstance(self.degrees, Mapping):
-            raise StrategyError(f"degrees must map dim names to numbers, not be {self.degrees!r:.60}")
+            raise StrategyError(f"degrees must map dim names to numbers, not be {shortened(self.degrees)}")
         if not isinstance(self.devices, tuple | list):
-            raise StrategyError(f"devices must be a tuple of device numbers, not {self.devices!r:.60}")
+            raise StrategyError(f"devices must be a tuple of device numbers, not {shortened(self.devices)}")
         for name, degree in self.degrees.items():
             if type(degree) is not int or degree < 1:
                 raise StrategyError(f"the degree of {name!r} must be a whole number from 1 up, not {degree!r}")

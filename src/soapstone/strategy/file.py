@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StrategyError
-from ..files import read_json, write_atomically
+from ..files import read_json, shortened, write_atomically
 from ..graph import OperatorGraph
 from ..topology import Topology
 from .configuration import Configuration
@@ -57,7 +57,7 @@ def read(
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise StrategyError(f"{path} is not a strategy file; write one with strategy.save(path)")
     if data.get("format") != FORMAT:
-        raise StrategyError(f"{path} has strategy format {data.get('format')!r:.20}, this version reads {FORMAT}")
+        raise StrategyError(f"{path} has strategy format {shortened(data.get('format'))}, this version reads {FORMAT}")
     if unknown := [key for key in data if key not in _KEYS]:
         raise StrategyError(f"{path} has an unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
     if not isinstance(rows := data.get("ops", {}), dict):
@@ -120,7 +120,7 @@ def _differences(made_for: Any, graph: OperatorGraph, topology: Topology) -> lis
 
 def _counted(kinds: Any) -> str:
     if not isinstance(kinds, dict):
-        return f"{kinds!r:.40}"
+        return shortened(kinds)
     return " and ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
@@ -156,6 +156,6 @@ def _read(devices: object) -> tuple[int, ...]:
         return tuple(devices)
     match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?", devices) if isinstance(devices, str) else None
     if match is None or match[3] == "0":
-        raise StrategyError(f"devices must be a list of numbers, or a range such as '0-12:4', not {devices!r:.40}")
+        raise StrategyError(f"devices must be a list of numbers, or a range such as '0-12:4', not {shortened(devices)}")
     first = int(match[1])
     return tuple(range(first, int(match[2] or first) + 1, int(match[3] or 1)))
