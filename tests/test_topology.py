@@ -445,7 +445,7 @@ LAUGHS = ", ".join(
 BAD_FILES = {
     "a billion laughs": (
         f"devices: [{{name: [{LAUGHS}], kind: k, node: 0, memory: 1}}]\nlinks: []",
-        r"devices\[0\].name must be of type str, not \[\[1, 1",
+        r"the topology.devices\[0\].name must be of type str, not \[\[1, 1, 1, 1",
     ),
     "empty": ("", "the topology must be an object"),
     "not YAML": ("devices: [", "is not YAML"),

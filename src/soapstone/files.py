@@ -17,6 +17,8 @@ from typing import Any
 from .errors import SoapstoneError
 
 MAX_BYTES = 256 * 2**20
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)  # only the process can be asked, by setting it
 
@@ -42,7 +44,7 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 def shortened(value: object) -> str:
     """What it is, in few characters: a hostile file's value may be endless."""
-    return reprlib.repr(value)
+    return f"{_SHORT.repr(value):.60}"
 
 
 def checked_path(path: str | Path) -> Path:
