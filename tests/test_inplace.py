@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from soapstone.tracing import Workload, capture
 from soapstone.tracing import export as exporting
@@ -107,12 +106,6 @@ def reshaped(x: T, w: T) -> T:
     return y.t().reshape(-1)
 
 
-def undropped(x: T, w: T) -> T:
-    y = x * w
-    F.dropout(y, 0.5, training=False).add_(1)
-    return y
-
-
 READ_DIRECTLY = [chained, both_names, a_slice, a_slice_of_a_slice, shifted, a_filled_constant]
 READ_DIRECTLY += [a_constant_and_a_value, a_copy_is_another]
 FUNCTIONALISED = [a_view_is_the_same, an_old_slice_sees_it, every_second, a_transposed_slice, with_a_cast, reshaped]
@@ -129,8 +122,3 @@ def test_writing_in_place_is_what_torch_makes_of_it(function: Callable[..., T], 
     assert readable.called
     assert exporting.is_readable(program.graph_module) == (function in READ_DIRECTLY)
     check_ops(graph, work, lambda lo, hi: min(2, hi))
-
-
-def test_what_dropout_hands_through_is_left_to_torch() -> None:
-    program = torch.export.export(Function(undropped, rand(1)), (rand(3, 4),), strict=False)
-    assert not exporting.is_readable(program.graph_module)

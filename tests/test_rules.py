@@ -567,7 +567,7 @@ HELPERS = ("_reduction", "_transposed", "_cell", "_recurrent")
 NAMES = [name for name in dir(Cases) if not name.startswith("__") and name not in HELPERS]
 SAME = {
     "permute": "transpose t",
-    "softmax": "_softmax log_softmax _log_softmax",
+    "softmax": "_softmax _safe_softmax log_softmax _log_softmax",
     "dropout": "native_dropout",
     "frozen_batch_norm": "_native_batch_norm_legit_no_training",
     "amax": "amin any all",

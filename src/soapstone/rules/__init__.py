@@ -21,7 +21,7 @@ def rule_for(call: Call, *, pointwise: bool) -> Rule:
     rule = RULES.get(call.kind) or (POINTWISE if pointwise else UNRULED)
     try:
         rule.bind(call)
-    except GraphError:
+    except (GraphError, KeyError, TypeError, ValueError):  # arguments that the rule does not know
         return UNRULED
     return rule
 

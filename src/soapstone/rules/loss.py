@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from .table import Call, Partial, Rule, items, times
 
-NONE, MEAN, SUM, BATCH_MEAN = 0, 1, 2, 3  # torch's numbers for reduction, and kl_div's batchmean
+NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reduction
 
 
 def reduced_axes(call: Call) -> list[int]:

@@ -69,7 +69,8 @@ RULES = {
         heavy=True,
     ),
     **dict.fromkeys(
-        ("softmax", "_softmax", "log_softmax", "_log_softmax"), Rule(_along, flops=times(5), saves="outputs")
+        ("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax"),
+        Rule(_along, flops=times(5), saves="outputs"),
     ),
     **dict.fromkeys(("cumsum", "flip"), Rule(_along, saves="nothing")),
     **dict.fromkeys(("cumprod", "sort"), Rule(_along, saves="both")),

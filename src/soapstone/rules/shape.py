@@ -168,7 +168,12 @@ def _pad(call: Call) -> str:
 def _upsample_maps(call: Call) -> dict[str, Map]:
     """Output k copies input floor(k in / out)."""
     names = ("height", "width") if call.kind.endswith("2d") else ("length",)
-    sizes = zip(names, call.shapes[0][-len(names) :], call.outputs[0][-len(names) :])
+    sizes = list(zip(names, call.shapes[0][-len(names) :], call.outputs[0][-len(names) :]))
+    given = call.args.get("scale_factors") or [call.args.get(key) for key in ("scales_h", "scales_w", "scales")]
+    scales = [scale for scale in given if scale]
+    for scale, (_, inner, outer) in zip(scales, sizes):
+        if any(min(int(k / scale), inner - 1) != k * inner // outer for k in range(outer)):
+            raise GraphError("a scale that is not the ratio of the sizes has no rule")
     return {name: Map((inner, 0, outer), (inner, 1 - inner, outer)) for name, inner, outer in sizes}
 
 
@@ -187,6 +192,8 @@ def _index(call: Call) -> str:
 def _gather(call: Call) -> str:
     """One axis is picked from, element by element; it is needed whole."""
     names = [f"x{i}" for i in range(len(call.outputs[0]))]
+    if any(a != b for i, (a, b) in enumerate(zip(call.shapes[0], call.shapes[1])) if i != call.axis()):
+        raise GraphError("gather from a part of the other axes has no rule")
     left = [f"picked{i}" if i == call.axis() else n for i, n in enumerate(names)]
     return f"{' '.join(left)}, {' '.join(names)} -> {' '.join(names)}"
 

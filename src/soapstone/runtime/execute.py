@@ -204,7 +204,7 @@ class Executor:
         assert total is not None
         if len(task.ranks) > 1:
             total = self.transport.all_reduce(task.row, total, task.ranks)
-        self.scratch.combined[task.op, task.group] = total.requires_grad_(op.backward)
+        self.scratch.combined[task.op, task.group] = total.requires_grad_(op.backward and total.is_floating_point())
         if not op.finishes:
             self._hold(task.op, next(iter(mine.values())), [total])
 

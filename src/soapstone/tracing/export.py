@@ -6,14 +6,20 @@ it, which takes torch longer than the export itself, is left for the models that
 
 from __future__ import annotations
 
+import logging
+import operator
 import threading
 import warnings
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..rules import RULES
@@ -35,10 +41,77 @@ class _Training(nn.Module):
         self.autocasts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
 
     def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        with ExitStack() as stack:
+        before = _attributes(self.model)
+        with ExitStack() as stack, _Watch():
             for device, dtype in self.autocasts:  # torch.export sees a region inside, but not one around it
                 stack.enter_context(torch.autocast(device, dtype))
-            return self.work[0].compute_loss(*batch)
+            loss = self.work[0].compute_loss(*batch)
+        for (module, name), tensor in _attributes(self.model).items():
+            if before.get((module, name)) is not tensor:
+                where = f"{module}.{name}".lstrip(".")
+                raise CaptureError(f"the model sets {where!r} anew in its forward; keep such state outside")
+        return loss
+
+
+def _attributes(model: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
+    """Every tensor that a module holds, as a buffer or plainly."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, value in (*module.__dict__.items(), *module._buffers.items()):
+            if isinstance(value, torch.Tensor):
+                found[path, name] = value
+    return found
+
+
+class _Watch(TorchFunctionMode):
+    """Looks for what torch.export drops without a word: no_grad inside autocast, and trained tensors of no module."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        off = func is torch._C._set_grad_enabled and not args[0] and torch.is_grad_enabled()
+        if off and any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+            raise CaptureError("torch.export loses no_grad inside autocast; use .detach() instead")
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and tensor.requires_grad:
+                shape = list(tensor.shape)
+                raise CaptureError(f"a trained tensor of shape {shape} is no parameter of the model; register it there")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs at length what our one sentence says."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _drop_idle_dropout(graph: fx.Graph) -> None:
+    """Dropout that drops nothing is its own input, by another name."""
+    for node in list(graph.nodes):
+        if opname(node) in ("dropout", "dropout_") and (not node.args[2] or node.args[1] == 0):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _refuse_hidden_writes(module: fx.GraphModule) -> None:
+    """Writes that autograd does not see: inside no_grad to what lies outside, or to what was detached."""
+    detached: set[int] = set()
+    for node in module.graph.nodes:
+        if str(node.target) in (GRAD_REGION, AUTOCAST_REGION) and (inner := region(module, node)) is not None:
+            given = {storage for n in inner.nodes if n.op == "placeholder" for storage in _storages(n)}
+            hidden = any(_changes(n) and given & set(_storages(n)) for n in inner.nodes)
+            if hidden and node.args[0] is False:
+                raise CaptureError(
+                    "the model writes in place, inside no_grad, to a tensor from outside; make a new one"
+                )
+        if opname(node) == "detach":
+            detached |= set(_storages(node))
+        taken = opname(node) == "detach_" and opname(node.args[0]) != "lift_fresh_copy"
+        if taken or (_changes(node) and detached & set(_storages(node))):
+            raise CaptureError(f"{opname(node)} changes a detached tensor in place; work on a clone of it")
 
 
 def export(work: Workload) -> torch.export.ExportedProgram:
@@ -49,11 +122,16 @@ def export(work: Workload) -> torch.export.ExportedProgram:
             training = _Training(work)
             stack.enter_context(torch.autocast("cpu", enabled=False))
             stack.enter_context(torch.autocast("cuda", enabled=False))
+            stack.enter_context(_quiet())
             program: torch.export.ExportedProgram = torch.export.export(training, (work.batch,), strict=False)
+            _drop_idle_dropout(program.graph)
+            _refuse_hidden_writes(program.graph_module)
             if not is_readable(program.graph_module):
                 _detach_frozen_regions(program.graph_module)
                 program = program.run_decompositions({})
             return program
+    except CaptureError:
+        raise
     except Exception as error:  # whatever a user's model or torch.export raises
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise CaptureError(
@@ -82,7 +160,7 @@ def _call_is_readable(module: fx.GraphModule, node: fx.Node, sharing: dict[int, 
             return False
         return is_readable(inner.owning_module)  # type: ignore[arg-type]
     if not isinstance(target, torch._ops.OpOverload):
-        return True
+        return target is operator.getitem
     if _changes(node):
         return counts_steps(node) or _changes_what_it_names(node, sharing)
     known = target._opname in _READ_BY_NAME or torch.Tag.pointwise in target.tags
@@ -140,7 +218,7 @@ def _changes_what_it_names(node: fx.Node, sharing: dict[int, list[fx.Node]]) -> 
     owner = names[-1]
     if changed != ["self"] or functional(target) is None or owner.op != "call_function":
         return False
-    if opname(owner) == "dropout":  # its own input, where it drops nothing
+    if not _twin_agrees(node):
         return False
     if any(opname(n) == "slice" and n.args[4:] not in ((), (1,)) for n in names):
         return False
@@ -150,10 +228,25 @@ def _changes_what_it_names(node: fx.Node, sharing: dict[int, list[fx.Node]]) -> 
     return not any(n.op == "placeholder" or any(node < user for user in n.users) for n in others)
 
 
+def _twin_agrees(node: fx.Node) -> bool:
+    """Whether the op's functional twin, on the same arguments, gives the same kind of tensor."""
+    twin: Any = functional(node.target)  # type: ignore[arg-type]
+    if torch.Tag.pointwise not in twin.tags and twin._opname not in ("copy", "fill", "dropout"):
+        return False
+    value = node.meta["val"]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    try:
+        with value.fake_mode:
+            found = twin(*args, **kwargs)
+    except Exception:  # the twin takes other arguments
+        return False
+    return (found.dtype, found.shape) == (value.dtype, value.shape)
+
+
 def _storages(node: fx.Node) -> list[int]:
     values = node.meta.get("val")
     values = values if isinstance(values, tuple | list) else [values]
-    return [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
+    return [value.untyped_storage()._cdata for value in values if isinstance(value, FakeTensor)]
 
 
 def _detach_frozen_regions(module: fx.GraphModule) -> None:

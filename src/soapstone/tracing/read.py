@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ..errors import CaptureError
 from .export import AUTOCAST_REGION, COPIES, GRAD_REGION, counts_steps, export, functional, opname, region, written
@@ -25,12 +26,17 @@ _FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "o
 _BATCH_NORM = "_native_batch_norm_legit_functional"
 _FROZEN_BATCH_NORM = "_native_batch_norm_legit_no_training"
 _ONE_OUTPUT = {"native_dropout", _BATCH_NORM, _FROZEN_BATCH_NORM, "adaptive_max_pool1d", "adaptive_max_pool2d"}
+_BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
 
 
 def trace(work: Workload, chunk: int, batch_norm: str) -> Trace:
     """The calls of a workload. Raises CaptureError where it cannot be exported, or the loss is no scalar."""
-    return _Reader(export(work), work, Recorder(chunk), batch_norm).read()
+    program = export(work)
+    try:
+        return _Reader(program, work, Recorder(chunk), batch_norm).read()
+    except GuardOnDataDependentSymNode:
+        raise CaptureError("a shape in the model depends on its data; use torch.where or a fixed shape") from None
 
 
 class _Reader:
@@ -123,6 +129,8 @@ class _Reader:
             self._same(node, node.all_input_nodes[0])
             self.trace.counters.append(self.buffer_of[node.all_input_nodes[0]])
             return
+        if str(node.target) in _BY_MEMORY:
+            raise CaptureError(f"{node.target} in {_where(node)} depends on how memory is laid out; use another op")
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(f"{kind} in {_where(node)} is no tensor operation; capture cannot see inside it")
         if self._is_constant(node, kind):
@@ -136,7 +144,7 @@ class _Reader:
             self._step(node, kind)
 
     def _batch_norm(self, node: fx.Node) -> None:
-        inputs, args = self._arguments(node)
+        inputs, args = self._arguments(node, node.target)
         self.recorder.name, self.recorder.module = node.name, _module_path(node)
         trains = args.pop("training")
         kind = self.kinds.get(_BATCH_NORM, _BATCH_NORM) if trains else _FROZEN_BATCH_NORM
@@ -160,6 +168,10 @@ class _Reader:
             elif n.op == "output":
                 self.regions[node] = n.args[0]
         self.recorder.grad = trained
+        if node.args[0] is False:  # its steps may share an op with trained ones, whose autograd must end here
+            for n in {n for n in self.regions[node] if n in self.value_of}:
+                inputs, shape = {"self": self.value_of[n]}, self.recorder.shape(self.value_of[n])
+                self.value_of[n] = self.recorder.emit("detach", inputs, {}, shape)[0]
 
     def _same(self, node: fx.Node, other: fx.Node) -> None:
         tables: list[dict[fx.Node, Any]] = [self.value_of, self.constants, self.lists]
@@ -177,6 +189,9 @@ class _Reader:
             meta = n.meta["val"]
             return self.constants[n] if n in self.constants else torch.empty(meta.shape, dtype=meta.dtype)
 
+        changes = node.target._schema.is_mutable  # type: ignore[union-attr]
+        for n in [n for n in self.constants if changes and n in self.value_of]:
+            del self.value_of[n]  # read before the change; from now on it is another value
         with torch.no_grad():
             self.constants[node] = node.target(*fx.map_arg(node.args, real), **fx.map_arg(node.kwargs, real))  # type: ignore[operator]
 
@@ -206,16 +221,16 @@ class _Reader:
         return self.value_of[node]
 
     def _step(self, node: fx.Node, kind: str) -> None:
-        inputs, args = self._arguments(node)
+        target: Any = node.target
+        if target._schema.is_mutable:
+            target = functional(target)
+            kind = target._opname
+        inputs, args = self._arguments(node, target)
         several = isinstance(node.meta["val"], tuple | list)
         metas = node.meta["val"] if several else [node.meta["val"]]
         if kind in RANDOM:
             stride = node.all_input_nodes[0].meta["val"].stride()
             args["order"] = sorted(range(len(stride)), key=lambda axis: -stride[axis])
-        target: Any = node.target
-        if target._schema.is_mutable:
-            target = functional(target)
-            kind = target._opname
         self.recorder.name, self.recorder.module = node.name, _module_path(node)
         rewrite = REWRITES.get(kind)
         outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
@@ -242,7 +257,7 @@ class _Reader:
         self.value_of[names[0]] = value
         for part, target in pairwise(names):
             if opname(part) in SCATTERS:
-                inputs, args = self._arguments(part)
+                inputs, args = self._arguments(part, part.target)
                 shape = self.recorder.shape(inputs["self"])
                 found = SCATTERS[opname(part)](self.recorder, inputs | {"src": value}, args, [shape])
                 assert found is not None
@@ -255,12 +270,14 @@ class _Reader:
         index: Any = node.args[1]
         if source in self.regions:
             self._same(node, self.regions[source][index])
+        elif source in self.constants:
+            self.constants[node] = self.constants[source][index]
         elif index < len(self.lists[source]):
             self.value_of[node] = self.lists[source][index]
 
-    def _arguments(self, node: fx.Node) -> tuple[dict[str, int], dict[str, Any]]:
-        """The values by slot ("weight", or "tensors.0" in a list), and the other arguments by name."""
-        target: Any = node.target
+    def _arguments(self, node: fx.Node, target: Any) -> tuple[dict[str, int], dict[str, Any]]:
+        """The values by slot ("weight", or "tensors.0" in a list), and the other arguments by their names in `target`,
+        which is the node's or its functional twin."""
         inputs: dict[str, int] = {}
         args: dict[str, Any] = {}
         for i, argument in enumerate(target._schema.arguments):

@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
+
+import torch
 
 from ..errors import CaptureError
 from .trace import Recorder, Shape
@@ -108,17 +111,38 @@ def expand_as(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
 
 
 def cat(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
-    return list(inputs.values()) if len(inputs) == 1 else None
+    """Of one tensor, itself; of several types, the widest of them."""
+    if len(inputs) == 1 and to.shape(next(iter(inputs.values()))) == outputs[0]:
+        return list(inputs.values())
+    dtypes = {to.dtype(value) for value in inputs.values()}
+    if len(dtypes) == 1:
+        return None
+    widest = reduce(torch.promote_types, (getattr(torch, dtype) for dtype in dtypes))
+    kind = "cat" if len(to.shape(next(iter(inputs.values())))) == len(outputs[0]) else "stack"
+    return to.emit(kind, {slot: _cast(to, value, str(widest)) for slot, value in inputs.items()}, args, outputs[0])
+
+
+def _cast(to: Recorder, value: int, dtype: str) -> int:
+    if dtype == f"torch.{to.dtype(value)}":
+        return value
+    dtypes = [dtype.removeprefix("torch.")]
+    return to.emit("_to_copy", {"self": value}, {"dtype": dtype}, to.shape(value), pointwise=True, dtypes=dtypes)[0]
 
 
 def cast(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
     value = inputs["self"]
     other = f"torch.{to.dtype(inputs['other'])}" if "other" in inputs else None
     dtype = other or args.get("dtype") or f"torch.{to.dtype(value)}"
-    if dtype == f"torch.{to.dtype(value)}":
-        return [value]
-    dtypes = [dtype.removeprefix("torch.")]
-    return to.emit("_to_copy", {"self": value}, {"dtype": dtype}, outputs[0], pointwise=True, dtypes=dtypes)
+    return [_cast(to, value, dtype)]
+
+
+def extreme(kind: str) -> Rewrite:
+    """Of two tensors, the larger or smaller of each pair."""
+
+    def rewrite(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+        return to.emit(kind, inputs, args, outputs[0], pointwise=True) if "other" in inputs else None
+
+    return rewrite
 
 
 def dropout(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
@@ -160,9 +184,7 @@ def pixel_shuffle(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
 
 def copy(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """What is left of an assignment: the source, in the target's shape."""
-    source = inputs["src"]
-    if to.dtype(source) != to.dtype(inputs["self"]):
-        return None
+    source = _cast(to, inputs["src"], f"torch.{to.dtype(inputs['self'])}")
     if to.shape(source) == outputs[0]:
         return [source]
     return to.emit("expand", {"self": source}, {"size": list(outputs[0]), "implicit": False}, outputs[0])
@@ -203,6 +225,9 @@ def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
     """Bags of equal size are rows of look-ups that are added up or averaged."""
     bags, count = outputs[0][0], to.shape(inputs["indices"])[0]
     if args.get("mode") not in (0, 1) or "per_sample_weights" in inputs or count % bags:
+        return None
+    offsets = to.constant(inputs["offsets"])
+    if args.get("padding_idx", -1) != -1 or offsets != list(range(0, count, count // bags)):
         return None
     rows = _view(to, inputs["indices"], (bags, count // bags))
     width = to.shape(inputs["weight"])[1]
@@ -323,7 +348,7 @@ def attention(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
         else:
             both = {"self": scores, "other": mask}
             scores = to.emit("add", both, {"alpha": 1}, shape, overload="Tensor", pointwise=True)[0]
-    weights = to.emit("softmax", {"self": scores}, {"dim": -1, "dtype": None}, shape, overload="int")[0]
+    weights = to.emit("_safe_softmax", {"self": scores}, {"dim": -1, "dtype": None}, shape)[0]
     weights = to.emit("native_dropout", {"input": weights}, {"p": p, "train": True}, shape)[0]
     return to.emit("matmul", {"self": weights, "other": v}, {}, outputs[0])
 
@@ -349,6 +374,9 @@ REWRITES: dict[str, Rewrite] = {
     **dict.fromkeys(("squeeze", "unsqueeze"), view),
     "expand_as": expand_as,
     "cat": cat,
+    "stack": cat,
+    "max": extreme("maximum"),
+    "min": extreme("minimum"),
     **dict.fromkeys(("to", "type_as"), cast),
     "dropout": dropout,
     "slice_scatter": slice_scatter,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
+import torch
+
 from ..errors import CaptureError
-from ..graph import Draw
+from ..graph import ITEM_SIZES, Draw
 from ..rules import CAST_OF_GIVEN, Call, Rule, rule_for
 
 Shape = tuple[int, ...]
@@ -56,6 +60,8 @@ class Recorder:
         self.given: set[int] = set()  # values that no op computes: parameters, inputs, and views of them
 
     def value(self, value: TraceValue) -> int:
+        if value.dtype not in ITEM_SIZES:
+            raise CaptureError(f"{value.name} is of type {value.dtype}, which has no rule; compute with real numbers")
         if 0 in value.shape:
             raise CaptureError(f"{value.name} of shape {list(value.shape)} has no elements; capture with at least one")
         self.trace.values.append(value)
@@ -68,6 +74,17 @@ class Recorder:
 
     def dtype(self, value: int) -> str:
         return self.trace.values[value].dtype
+
+    def constant(self, value: int) -> list[float] | None:
+        """The elements of a constant in a row; None for what is none."""
+        found = self.trace.values[value]
+        if found.fill is not None:
+            return [found.fill] * prod(found.shape)
+        if found.data is None:
+            return None
+        raw = bytearray(base64.b64decode(found.data))
+        elements: list[float] = torch.frombuffer(raw, dtype=getattr(torch, found.dtype)).tolist()
+        return elements
 
     def emit(
         self,

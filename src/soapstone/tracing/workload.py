@@ -38,6 +38,9 @@ class Workload:
                 if not isinstance(tensor, torch.Tensor):
                     raise CaptureError(f"{name}[{i}] must be a tensor, not {type(tensor).__name__}")
             object.__setattr__(self, name, tensors)
+        for name, value in self.kwargs.items():
+            if not isinstance(value, torch.Tensor) and _holds_tensor(value):
+                raise CaptureError(f"kwargs[{name!r}] holds tensors inside; pass each tensor as an argument of its own")
         if self.targets and self.loss is None:
             raise CaptureError("targets are given, but no loss that takes them; pass loss=")
 
@@ -67,6 +70,11 @@ class Workload:
         named = dict(zip(self._named, batch[first:last]))
         output = self.model(*batch[:first], **{**self.kwargs, **named})
         return _own_loss(output) if self.loss is None else self.loss(output, *batch[last:])
+
+
+def _holds_tensor(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return isinstance(value, torch.Tensor) or any(map(_holds_tensor, inner))
 
 
 def _own_loss(output: Any) -> Any:

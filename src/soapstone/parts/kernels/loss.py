@@ -7,7 +7,7 @@ from math import prod
 import torch
 import torch.nn.functional as F
 
-from ...rules.loss import BATCH_MEAN, MEAN, NONE
+from ...rules.loss import MEAN, NONE
 from ..place import Place, Tensors, combined, kernel
 
 
@@ -33,9 +33,7 @@ def _elementwise_loss(place: Place, inputs: Tensors) -> torch.Tensor:
     if reduction == NONE:
         return each
     whole = prod(dim.size for dim in place.step.dims)
-    if reduction == BATCH_MEAN:
-        whole = place.step.dims[0].size
-    return each.sum() / whole if reduction in (MEAN, BATCH_MEAN) else each.sum()
+    return each.sum() / whole if reduction == MEAN else each.sum()
 
 
 def _each(place: Place, inputs: Tensors) -> torch.Tensor:
@@ -98,8 +96,9 @@ class _ClassLoss:
         inside = (target >= lo) & (target < hi)
         local = torch.where(inside, target - lo, 0)
         most = scores.detach().amax(1)
-        below = (scores - most[:, None]).exp().sum(1)
-        picked = scores.gather(1, local[:, None])[:, 0] * inside
+        shift = torch.where(most.isinf(), 0, most)  # where every score is -inf, so is its logarithm
+        below = (scores - shift[:, None]).exp().sum(1)
+        picked = torch.where(inside, scores.gather(1, local[:, None])[:, 0], 0)
         weights = scores.new_ones(hi - lo) if weight is None else weight
         smooth = (scores * weights.view([1, -1] + [1] * (scores.ndim - 2))).sum(1)
         return torch.stack([most, below, picked, weights[local] * inside, smooth, weights.sum().expand_as(most)])
@@ -108,14 +107,15 @@ class _ClassLoss:
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
         most, below, picked, weight, smooth, weights = total.unbind(1)
         peak = most.amax(0)
-        log_sum = peak + (below * (most - peak).exp()).sum(0).log()
+        finite = torch.where(peak.isinf(), 0, peak)
+        log_sum = finite + (below * torch.where(most.isinf(), 0, (most - finite).exp())).sum(0).log()
         loss = (log_sum - picked.sum(0)) * weight.sum(0)
         smoothing = float(place.args["label_smoothing"])
         if smoothing:
             spread = (log_sum * weights.sum(0) - smooth.sum(0)) / place.size("class")
             loss = (1 - smoothing) * loss + smoothing * spread
         counted: torch.Tensor = inputs["target"] != place.args["ignore_index"]
-        return loss * counted
+        return torch.where(counted, loss, 0)
 
 
 @combined("class_mean")
