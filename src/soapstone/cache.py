@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from . import _core
 from .errors import SoapstoneError
 from .files import read_json, write_atomically
 from .graph import OperatorGraph
@@ -45,10 +46,16 @@ def find(request: dict[str, Any]) -> OperatorGraph | None:
         return None
 
 
-def keep(request: dict[str, Any], graph: OperatorGraph, sources: Iterable[Path]) -> None:
-    """Write a graph for later requests; where the folder cannot be written, there is no cache."""
+def stamps(sources: Iterable[Path]) -> dict[str, str | None]:
+    """What the files are like now."""
+    return {str(source): _stamp(source) for source in sources}
+
+
+def keep(request: dict[str, Any], graph: OperatorGraph, sources: dict[str, str | None]) -> None:
+    """Write a graph for later requests; where the folder cannot be written, there is no cache. `sources` are stamps
+    from before the capture: a file that changed meanwhile does not count as read."""
     path = _path(request)
-    entry = {"request": request, "sources": {str(s): _stamp(s) for s in sources}, "graph": graph.to_data()}
+    entry = {"request": request, "sources": sources, "graph": graph.to_data()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(entry))
@@ -66,7 +73,7 @@ def _path(request: dict[str, Any]) -> Path:
 @cache
 def _own_code() -> str:
     digest = hashlib.sha256()
-    for path in sorted((*_PACKAGE.rglob("*.py"), *_PACKAGE.glob("_core*.so"))):
+    for path in (*sorted(_PACKAGE.rglob("*.py")), Path(_core.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

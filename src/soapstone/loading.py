@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -47,7 +49,9 @@ class Request:
         return Path(path).resolve(), function
 
 
-def load_graph(request: Request, *, fresh: bool = False, announce: Callable[[], None] = lambda: None) -> OperatorGraph:
+def load_graph(
+    request: Request, *, fresh: bool = False, announce: Callable[[], object] = lambda: None
+) -> OperatorGraph:
     """The graph of a model, from the cache where it was captured before; `announce` is called before a capture."""
     _check(request)
     asked = asdict(request) | ({"model": ":".join(map(str, request.file()))} if request.is_file else {})
@@ -56,10 +60,11 @@ def load_graph(request: Request, *, fresh: bool = False, announce: Callable[[], 
     announce()
     before = set(sys.modules)
     work = load_workload(request)
+    sources = cache.stamps(_sources(before, request.file()[0])) if request.is_file else {}
     from .tracing import capture
 
     graph = capture(work, **request.options)
-    cache.keep(asked, graph, _sources(before, request.file()[0]) if request.is_file else [])
+    cache.keep(asked, graph, sources)
     return graph
 
 
@@ -85,6 +90,8 @@ def _check(request: Request) -> None:
         close = get_close_matches(request.model.lower(), zoo.names(), 1)
         meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(zoo.names())}"
         raise CaptureError(f"there is no model {request.model!r}; {meant} (or pass path/to/file.py:function)")
+    else:
+        zoo.check(request.model, request.batch, request.sizes)
 
 
 def _run(path: Path) -> Any:
@@ -97,7 +104,10 @@ def _run(path: Path) -> Any:
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):  # ours is for results
+            spec.loader.exec_module(module)
+    except SoapstoneError:
+        raise
     except (Exception, SystemExit) as error:
         raise _blamed(error, path) from error
     return module
@@ -110,7 +120,10 @@ def _call(path: Path, function: str, module: Any) -> Workload:
     if not callable(make):
         raise CaptureError(f"{path.name} has no function {function!r}")
     try:
-        work = make()
+        with redirect_stdout(sys.stderr):
+            work = make()
+    except SoapstoneError:
+        raise
     except (Exception, SystemExit) as error:
         raise _blamed(error, path) from error
     if not isinstance(work, Workload):
@@ -130,7 +143,15 @@ def _blamed(error: BaseException, path: Path) -> SoapstoneError:
 
 def _sources(before: set[str], own: Path) -> list[Path]:
     """A user's file and those of all modules that it loaded, but for those whose versions the cache knows anyway."""
-    known = {*sys.stdlib_module_names, "torch", __package__}
-    loaded = [module for name, module in sys.modules.items() if name not in before and name.split(".")[0] not in known]
-    files = {Path(file) for module in loaded if isinstance(file := getattr(module, "__file__", None), str)}
-    return sorted({own, *(path for path in files if path.suffix == ".py" and path.is_absolute())})
+    loaded = [module for name, module in sys.modules.items() if name not in before]
+    files = {file for module in loaded if isinstance(file := getattr(module, "__file__", None), str)}
+    torch = str(Path(sys.modules["torch"].__file__ or "").parent)
+    known = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+
+    def is_known(file: str) -> bool:
+        return file.startswith((torch, str(Path(__file__).parent))) or (
+            file.startswith(known) and not file.startswith(installed)
+        )
+
+    return sorted({own, *(Path(f) for f in files if f.endswith(".py") and Path(f).is_absolute() and not is_known(f))})

@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 app = typer.Typer(
     help="Find, show and run the fastest way to train a PyTorch model on the machines you have.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -24,6 +24,12 @@ app.command("show")(show.show)
 app.command("topologies")(predict.topologies)
 app.command("simulate")(predict.simulate_command)
 app.command("compare")(predict.compare)
+
+
+@app.callback()
+def usage(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main() -> None:

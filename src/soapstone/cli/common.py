@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -79,27 +79,12 @@ def graph_of(
         batch = per_device * devices.num_devices
     options = {"chunk": chunk, "batch_norm": batch_norm}
     request = Request(model, batch, dict(map(_size, sizes or [])), options, dtype)
-    with _Announced(f"Capturing {model} by torch.export") as announced:
-        return load_graph(request, fresh=fresh, announce=announced.begin)
-
-
-class _Announced:
-    """Progress that begins when, and only if, there is something to wait for."""
-
-    def __init__(self, what: str) -> None:
-        self.shown = progress(what)
-        self.began = False
-
-    def begin(self) -> None:
-        self.began = True
-        self.shown.__enter__()
-
-    def __enter__(self) -> _Announced:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self.began:
-            self.shown.__exit__(*error)
+    with ExitStack() as stack:
+        return load_graph(
+            request,
+            fresh=fresh,
+            announce=lambda: stack.enter_context(progress(f"Capturing {model} by torch.export")),
+        )
 
 
 def _size(text: str) -> tuple[str, Size]:

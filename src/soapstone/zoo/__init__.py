@@ -29,6 +29,13 @@ def load(name: str, *, batch: int | None = None, **sizes: Size) -> Workload:
     """A model of the zoo with random weights and data; `batch` is the whole batch. Raises CaptureError for an unknown
     name or size."""
     found = entry(name)
+    check(name, batch, sizes)
+    return _make(found, found.batch if batch is None else batch, {**found.sizes, **sizes})
+
+
+def check(name: str, batch: int | None, sizes: dict[str, Size]) -> None:
+    """Raise CaptureError unless a model has these sizes. Needs no torch."""
+    found = entry(name)
     count = found.batch if batch is None else batch
     if type(count) is not int or count < 1:
         raise CaptureError(f"batch={batch!r} is not a number of samples; use 1 or more")
@@ -36,7 +43,6 @@ def load(name: str, *, batch: int | None = None, **sizes: Size) -> Workload:
         if key not in found.sizes:
             raise CaptureError(f"{name} has no size {key!r}; it has {', '.join(found.sizes)}")
         _check(key, size, like=found.sizes[key])
-    return _make(found, count, {**found.sizes, **sizes})
 
 
 def _check(key: str, size: Size, like: Size) -> None:
