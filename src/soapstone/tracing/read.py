@@ -25,7 +25,14 @@ from .workload import Workload
 _FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
 _BATCH_NORM = "_native_batch_norm_legit_functional"
 _FROZEN_BATCH_NORM = "_native_batch_norm_legit_no_training"
-_ONE_OUTPUT = {"native_dropout", _BATCH_NORM, _FROZEN_BATCH_NORM, "adaptive_max_pool1d", "adaptive_max_pool2d"}
+_ONE_OUTPUT = {
+    "native_dropout",
+    "embedding_bag",
+    _BATCH_NORM,
+    _FROZEN_BATCH_NORM,
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+}
 _BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
 

@@ -227,7 +227,7 @@ def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
     if args.get("mode") not in (0, 1) or "per_sample_weights" in inputs or count % bags:
         return None
     offsets = to.constant(inputs["offsets"])
-    if args.get("padding_idx", -1) != -1 or offsets != list(range(0, count, count // bags)):
+    if args.get("padding_idx") not in (None, -1) or offsets != list(range(0, count, count // bags)):
         return None
     rows = _view(to, inputs["indices"], (bags, count // bags))
     width = to.shape(inputs["weight"])[1]
