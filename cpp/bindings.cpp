@@ -260,6 +260,34 @@ std::vector<std::vector<int64_t>> volumes_of(const soapstone::TaskGraph& self, s
   return result;
 }
 
+template <typename T>
+auto to_array(std::vector<T>&& values) {
+  auto* column = new std::vector<T>(std::move(values));
+  nb::capsule owner(column, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(column->data(), {column->size()}, owner);
+}
+
+// Columns with a row for each flow, then the readers of all flows in a row and where each flow's begin.
+auto flow_columns(const soapstone::TaskGraph& self) {
+  std::vector<int64_t> tensor, part, device, source, forward, backward, begin, ops, parts;
+  for (const auto& flow : self.flows) {
+    tensor.push_back(flow.tensor);
+    part.push_back(flow.part);
+    device.push_back(flow.device);
+    source.push_back(flow.source);
+    forward.push_back(flow.forward);
+    backward.push_back(flow.backward);
+    begin.push_back(static_cast<int64_t>(ops.size()));
+    for (const auto& [op, reader] : flow.readers) {
+      ops.push_back(op);
+      parts.push_back(reader);
+    }
+  }
+  return std::tuple(to_array(std::move(tensor)), to_array(std::move(part)), to_array(std::move(device)),
+                    to_array(std::move(source)), to_array(std::move(forward)), to_array(std::move(backward)),
+                    to_array(std::move(begin)), to_array(std::move(ops)), to_array(std::move(parts)));
+}
+
 // A column with a row for each hold of each task.
 template <typename T, typename Get>
 auto hold_column(Get get) {
@@ -315,6 +343,9 @@ void bind_task_graph(nb::module_& m) {
       .def("fetch", fetch_of, nb::arg("op"), nb::arg("part"), nb::arg("input"),
            "What a part reads of an input: (hull, [(flow, boxes), ...]), in the tensor's factoring.")
       .def("pieces", pieces_of, nb::arg("tensor"), "A parameter's pieces: [(holders, boxes), ...].")
+      .def("flow_columns", flow_columns,
+           "(tensor, part, device, source, forward, backward) of each flow, where its readers begin, and all readers: "
+           "(op, part).")
       .def("volumes", volumes_of, nb::arg("op"), "The elements of each value that each part of an op has.")
       .def(
           "groups", [](const TaskGraph& self, size_t op) { return self.groups.at(op); }, nb::arg("op"),

@@ -171,6 +171,11 @@ class TaskGraph:
     def pieces(self, tensor: int) -> list[tuple[list[int], list[list[tuple[int, int]]]]]:
         """A parameter's pieces: [(holders, boxes), ...]."""
 
+    def flow_columns(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """
+        (tensor, part, device, source, forward, backward) of each flow, where its readers begin, and all readers: (op, part).
+        """
+
     def volumes(self, op: int) -> list[list[int]]:
         """The elements of each value that each part of an op has."""
 

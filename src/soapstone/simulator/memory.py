@@ -97,61 +97,65 @@ def _shards(native: _core.TaskGraph, index: int, tensor: Tensor) -> Iterator[tup
 
 
 class _Ledger:
-    """What comes and goes on each device, and when."""
+    """What comes and goes on each device, and when. All parts of all ops stand in one row."""
 
     def __init__(self, native: _core.TaskGraph, tasks: np.ndarray, parts: list[_Parts], count: int) -> None:
         self.native, self.tasks, self.parts, self.count = native, tasks, parts, count
+        self.first = np.cumsum([0, *(len(part.devices) for part in parts)])  # of each op, in the row
+        self.device = np.concatenate([part.devices for part in parts])
+        self.saved, self.outputs = (np.concatenate([getattr(p, name) for p in parts]) for name in ("saved", "made"))
+        self.done = np.zeros(len(self.device), np.int64)  # when a part's forward is over
         self.made, self.buckets = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self.rows: list[tuple[int, int, int]] = []  # (device, time, bytes)
-        self.done: dict[tuple[int, int], int] = {}  # (op, part) -> when its forward is over
+        np.add.at(self.made, self.device, self.outputs)
+        self.rows: list[np.ndarray] = []  # (device, time, bytes)
 
-    def hold(self, device: int, since: int, until: int, size: int) -> None:
-        self.rows += [(device, since, size), (device, until, -size)]
+    def hold(self, device: np.ndarray, since: np.ndarray, until: np.ndarray, size: np.ndarray) -> None:
+        self.rows += [np.stack([device, since, size]), np.stack([device, np.maximum(since, until), -size])]
 
     def computes(self) -> None:
         """Every task's own memory while it runs, and what stays of a part until its backward is over."""
-        over: dict[tuple[int, int], int] = {}
-        kinds, ops, numbers = (self.tasks[name].tolist() for name in ("kind", "op", "part"))
-        starts, ends, sizes = (self.tasks[name].tolist() for name in ("start", "end", "bytes"))
-        for row, kind in enumerate(kinds):
-            if kind in (FORWARD, BACKWARD):
-                op, part = ops[row], numbers[row]
-                found = self.parts[op]
-                self.hold(found.devices[part], starts[row], ends[row], int(found.working[part]))
-                when = self.done if kind == FORWARD else over
-                when[op, part] = max(when.get((op, part), 0), ends[row])
-            elif kind == SYNC:
-                for device in self.native.task(row).devices:
-                    self.buckets[device] += sizes[row]
-                    self.hold(device, starts[row], ends[row], sizes[row])
-        for (op, part), since in self.done.items():
-            found = self.parts[op]
-            self.hold(found.devices[part], since, max(over.get((op, part), 0), since), int(found.saved[part]))
+        tasks, working = self.tasks, np.concatenate([part.working for part in self.parts])
+        over = np.zeros_like(self.done)
+        for kind, when in ((FORWARD, self.done), (BACKWARD, over)):
+            rows = tasks[tasks["kind"] == kind]
+            place = self.first[rows["op"]] + rows["part"]
+            self.hold(self.device[place], rows["start"], rows["end"], working[place])
+            np.maximum.at(when, place, rows["end"])
+        self.hold(self.device, self.done, over, self.saved)
+        for row in np.flatnonzero(tasks["kind"] == SYNC):
+            devices = np.array(self.native.task(int(row)).devices)
+            start, end, size = (np.full(len(devices), tasks[name][row]) for name in ("start", "end", "bytes"))
+            self.buckets[devices] += size
+            self.hold(devices, start, end, size)
 
     def messages(self, maker: dict[int, int]) -> None:
         """Outputs until their readers and messages are done, messages until their readers are."""
-        starts, ends, sizes = (self.tasks[name].tolist() for name in ("start", "end", "bytes"))
-        until: dict[tuple[int, int, int], int] = {}  # (op, output part, device)
-        for index in range(self.native.num_flows):
-            flow = self.native.flow(index)
-            read = max(self.done[reader] for reader in flow.readers)
-            if flow.forward >= 0:
-                self.made[flow.device] += sizes[flow.forward]
-                self.hold(flow.device, starts[flow.forward], max(read, ends[flow.forward]), sizes[flow.forward])
-                read = ends[flow.forward]
-            if flow.backward >= 0:
-                self.made[flow.source] += sizes[flow.backward]
-                self.hold(flow.source, starts[flow.backward], ends[flow.backward], sizes[flow.backward])
-            place = (maker[flow.tensor], flow.part, flow.source)
-            until[place] = max(until.get(place, 0), read)
-        for (op, part), since in self.done.items():
-            found = self.parts[op]
-            device, size = found.devices[part], int(found.made[part])
-            self.made[device] += size
-            self.hold(device, since, max(until.get((op, part // found.copies, device), 0), since), size)
+        tensor, part, device, source, forward, backward, begin, ops, parts = self.native.flow_columns()
+        read = np.maximum.reduceat(self.done[self.first[ops] + parts], begin) if len(begin) else begin
+        for row, at in ((forward, device), (backward, source)):
+            moved = row >= 0
+            tasks = self.tasks[row[moved]]
+            np.add.at(self.made, at[moved], tasks["bytes"])
+            until = np.maximum(read[moved], tasks["end"]) if at is device else tasks["end"]
+            self.hold(at[moved], tasks["start"], until, tasks["bytes"])
+        read = np.where(forward >= 0, self.tasks["end"][forward], read)
+        self._outputs(np.array([maker[t] for t in tensor.tolist()], np.int64), part, source, read)
+
+    def _outputs(self, op: np.ndarray, part: np.ndarray, source: np.ndarray, read: np.ndarray) -> None:
+        """An output part lies at each of its holders; a flow takes it from one of them."""
+        copies = np.array([part.copies for part in self.parts])
+        own = np.concatenate([np.arange(len(p.devices)) // p.copies for p in self.parts])
+        begin = np.cumsum([0, *(len(p.devices) // p.copies for p in self.parts)])
+        owner = np.repeat(np.arange(len(copies)), np.diff(self.first))
+        keys = (begin[owner] + own) * self.count + self.device
+        distinct, place = np.unique(keys, return_inverse=True)
+        until = np.zeros(len(distinct), np.int64)
+        if len(op):
+            np.maximum.at(until, np.searchsorted(distinct, (begin[op] + part) * self.count + source), read)
+        self.hold(self.device, self.done, until[place], self.outputs)
 
     def peak(self) -> np.ndarray:
-        rows = np.array(self.rows, np.int64).reshape(-1, 3)
-        rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]  # at one time, what goes goes first
-        cuts = np.searchsorted(rows[:, 0], np.arange(self.count + 1))
-        return np.array([rows[a:b, 2].cumsum().max(initial=0) for a, b in pairwise(cuts)])
+        rows = np.concatenate(self.rows, axis=1)
+        rows = rows[:, np.lexsort((rows[2], rows[1], rows[0]))]  # at one time, what goes goes first
+        cuts = np.searchsorted(rows[0], np.arange(self.count + 1))
+        return np.array([rows[2, a:b].cumsum().max(initial=0) for a, b in pairwise(cuts)])
