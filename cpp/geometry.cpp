@@ -158,6 +158,7 @@ Box lift_axis(const Box& box, const Sizes& fine, const Sizes& coarse) {
 
 std::vector<Box> project(const Box& box, const Factoring& coarse, const Factoring& fine) {
   if (empty(box)) return {};
+  if (coarse == fine) return {box};
   std::vector<Box> boxes{{}};
   const Interval* at = box.data();
   for (size_t axis = 0; axis < coarse.size(); ++axis) {
