@@ -6,6 +6,8 @@ step begins, and the tag is the task's row.
 
 from __future__ import annotations
 
+import atexit
+import gc
 from typing import Any
 from weakref import ref
 
@@ -24,6 +26,8 @@ class ProcessTransport:
                 "torch.distributed is not initialised; start with torchrun and call "
                 "torch.distributed.init_process_group('gloo') first, or pass transport="
             )
+        atexit.unregister(_end_groups)
+        atexit.register(_end_groups)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # Weak, so that destroy_process_group ends the groups then and there, not some time while Python shuts down.
         self._groups: dict[tuple[int, ...], Any] = {tuple(range(self.size)): ref(dist.group.WORLD)}
@@ -75,6 +79,14 @@ class ProcessTransport:
             work.wait()
         except RuntimeError as error:
             raise _gone(self.rank, error) from None
+
+
+def _end_groups() -> None:
+    """gloo's threads let go of their tensors a moment after a wait returns. End them while Python still stands: later,
+    taking its lock would abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
 
 
 def _gone(rank: int, error: RuntimeError) -> RankError:
