@@ -11,7 +11,7 @@ import typer
 from ..errors import SoapstoneError
 from . import predict, show
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 app = typer.Typer(
     help="Find, show and run the fastest way to train a PyTorch model on the machines you have.",
@@ -44,11 +44,25 @@ def main() -> None:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    except OSError as error:
+        status = _complain(f"the system refuses: {error.strerror}")
     except Exception as error:
         if not hasattr(error, "format_message"):  # no complaint of the parser's
             raise
         status = _complain(f"{error.format_message()} Try --help.")
     sys.exit(status)
+
+
+def run() -> None:
+    """`main` as a process of its own: where torch was not loaded, it ends without taking a large graph apart first."""
+    try:
+        main()
+    except SystemExit as stopped:
+        if "torch" in sys.modules:
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(stopped.code or 0))
 
 
 def _complain(sentence: str) -> int:
