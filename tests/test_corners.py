@@ -239,6 +239,20 @@ def detached_in_place(x: T, w: T) -> T:
     return y + w
 
 
+def written_beside_einsum(x: T, w: T) -> T:
+    y = x * w
+    a = torch.einsum("ij->ji", y)
+    y += 1
+    return a + y
+
+
+def written_beside_meshgrid(x: T, w: T) -> T:
+    y = (x * w)[0]
+    a, b = torch.meshgrid(y, y, indexing="ij")
+    y += 1
+    return a + b + y
+
+
 X = torch.randn(3, 4)
 OUTSIDE = nn.Parameter(torch.ones(4))
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -251,6 +265,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "written behind a detach": (lambda: ss.capture(work_of(written_behind_a_detach)), "changes a detached tensor"),
     "detached in place": (lambda: ss.capture(work_of(detached_in_place)), "detach_ changes a detached tensor"),
     "a diagonal": (lambda: ss.capture(work_of(filled_diagonal)), "how memory is laid out"),
+    "beside einsum": (lambda: ss.capture(work_of(written_beside_einsum)), "what einsum or meshgrid shows, too"),
+    "beside meshgrid": (lambda: ss.capture(work_of(written_beside_meshgrid)), "what einsum or meshgrid shows, too"),
     "strides": (lambda: ss.capture(work_of(lambda x, w: (x * w).t().as_strided((2, 2), (4, 1)))), "how memory is laid"),
     "bits": (lambda: ss.capture(work_of(lambda x, w: (x * w).detach().view(torch.int64) * w)), "how memory is laid"),
     "complex": (lambda: ss.capture(work_of(lambda x, w: torch.fft.rfft(x * w).abs() + w)), "complex128, which has no"),

@@ -37,7 +37,6 @@ class _Training(nn.Module):
         super().__init__()
         self.model = work.model
         self.work = (work,)  # in a tuple, so that the model is registered once
-
         self.autocasts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
 
     def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -97,8 +96,10 @@ def _drop_idle_dropout(graph: fx.Graph) -> None:
 
 
 def _refuse_hidden_writes(module: fx.GraphModule) -> None:
-    """Writes that autograd does not see: inside no_grad to what lies outside, or to what was detached."""
+    """Writes that autograd does not see: inside no_grad to what lies outside, or to what was detached; and those that
+    torch does not see, to what an op such as einsum gave back as a view without saying so."""
     detached: set[int] = set()
+    unsaid: set[int] = set()
     for node in module.graph.nodes:
         if str(node.target) in (GRAD_REGION, AUTOCAST_REGION) and (inner := region(module, node)) is not None:
             given = {storage for n in inner.nodes if n.op == "placeholder" for storage in _storages(n)}
@@ -112,6 +113,11 @@ def _refuse_hidden_writes(module: fx.GraphModule) -> None:
         taken = opname(node) == "detach_" and opname(node.args[0]) != "lift_fresh_copy"
         if taken or (_changes(node) and detached & set(_storages(node))):
             raise CaptureError(f"{opname(node)} changes a detached tensor in place; work on a clone of it")
+        if _changes(node) and unsaid & set(_storages(node)):
+            raise CaptureError(f"{opname(node)} changes what einsum or meshgrid shows, too; work on a clone of it")
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and not any(r.alias_info for r in target._schema.returns):
+            unsaid |= set(_storages(node)) & {storage for n in node.all_input_nodes for storage in _storages(n)}
 
 
 def export(work: Workload) -> torch.export.ExportedProgram:
