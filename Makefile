@@ -6,9 +6,10 @@ CORE_SOURCES := CMakeLists.txt $(wildcard cpp/*.cpp cpp/*.hpp cpp/*.h)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 # What stubtest says of nanobind's own function, class and enum types, whatever the stub holds.
 NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at runtime|but runtime is not$$|\.__nb_enum__ is not present|__init__ is inconsistent, stub does not have \*
+CORE_TESTS := tests/test_timeline.py tests/test_topology.py tests/test_taskgraph.py tests/test_incremental.py
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
 
-.PHONY: help setup demo test lint types check-stub unit bench bench-all stub clean
+.PHONY: help setup demo test lint types check-stub unit sanitize bench bench-all stub clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +47,20 @@ check-stub: setup
 
 unit: setup
 	$(BIN)/python -m pytest -n 2
+
+# A second environment with the core built for checking; it borrows the packages of the first.
+SANITIZED := build/sanitized
+.venv/sanitized: .venv/installed $(CORE_SOURCES)
+	$(PYTHON) -m venv --without-pip $(SANITIZED)
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	    > "$$($(SANITIZED)/bin/python -c 'import site; print(site.getsitepackages()[0])')/borrowed.pth"
+	$(BIN)/python -m pip --python $(SANITIZED)/bin/python install --disable-pip-version-check --quiet \
+	    --no-build-isolation --no-deps --force-reinstall -C build-dir=build/sanitizing -C cmake.define.SOAPSTONE_SANITIZE=ON .
+	@touch $@
+
+sanitize: .venv/sanitized  ## the core's tests, every address and all undefined behaviour checked
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	    $(SANITIZED)/bin/python -m pytest -n 2 $(CORE_TESTS)
 
 bench: setup  ## the quick benchmarks
 	$(BIN)/python -m benchmarks

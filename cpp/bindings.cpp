@@ -8,7 +8,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "taskgraph.hpp"
+#include "listing.hpp"
+#include "simulator.hpp"
 #include "timeline.hpp"
 #include "topology.hpp"
 
@@ -142,7 +143,8 @@ soapstone::Step to_step(const StepTuple& tuple) {
 
 int32_t add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values, const std::vector<StepTuple>& steps,
                const std::vector<DimTuple>& dims, const OperandPairs& inputs, const OperandPairs& outputs, int32_t head,
-               const CombineTuple& combine, bool backward) {
+               const CombineTuple& combine, bool backward, std::vector<int64_t> item_sizes, std::vector<int32_t> saved,
+               int64_t extra) {
   soapstone::Op op;
   op.values = std::move(values);
   for (const auto& step : steps) op.steps.push_back(to_step(step));
@@ -154,6 +156,9 @@ int32_t add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values,
   const auto& [exists, gather, finish, combine_dims, factor, item_size] = combine;
   op.combine = {exists, gather, finish, combine_dims, factor, item_size};
   op.backward = backward;
+  op.item_sizes = std::move(item_sizes);
+  op.saved = std::move(saved);
+  op.extra = extra;
   return self.add_op(std::move(op));
 }
 
@@ -199,7 +204,8 @@ void bind_graph(nb::module_& m) {
           nb::arg("source"), nb::arg("item_size"), nb::arg("grad"), nb::arg("axes"),
           "Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.")
       .def("add_op", add_op, nb::arg("values"), nb::arg("steps"), nb::arg("dims"), nb::arg("inputs"),
-           nb::arg("outputs"), nb::arg("head"), nb::arg("combine"), nb::arg("backward"))
+           nb::arg("outputs"), nb::arg("head"), nb::arg("combine"), nb::arg("backward"), nb::arg("item_sizes"),
+           nb::arg("saved"), nb::arg("extra"))
       .def(
           "factoring", [](const Graph& self, int32_t tensor) { return self.tensors.at(tensor).factoring; },
           nb::arg("tensor"), "The common refinement of a tensor's writer and readers: sizes, axis by axis.")
@@ -210,55 +216,10 @@ void bind_graph(nb::module_& m) {
 
 // ---- task graph ----
 
-template <typename T, typename Get>
-auto task_column(Get get) {
-  return [get](const soapstone::TaskGraph& self) {
-    auto* column = new std::vector<T>();
-    for (const auto& task : self.tasks) column->push_back(static_cast<T>(get(task)));
-    nb::capsule owner(column, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
-    return nb::ndarray<nb::numpy, const T, nb::ndim<1>>(column->data(), {column->size()}, owner);
-  };
-}
-
-void make_task_graph(soapstone::TaskGraph* self, const soapstone::Graph& graph, const soapstone::Topology& topology,
-                     const std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>>& strategy,
-                     const std::vector<std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>>& times,
-                     std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
-  std::vector<soapstone::Configuration> configurations;
-  for (const auto& [degrees, devices] : strategy) configurations.push_back({degrees, devices});
-  std::vector<std::vector<soapstone::PartTimes>> part_times;
-  for (const auto& parts : times) {
-    auto& row = part_times.emplace_back();
-    for (const auto& [forward, backward, finish_forward, finish_backward] : parts)
-      row.push_back({forward, backward, finish_forward, finish_backward});
-  }
-  new (self) soapstone::TaskGraph(graph, topology, std::move(configurations), std::move(part_times),
-                                  std::move(update_ns_per_element), update_overhead, bucket_bytes);
-}
-
-using FetchTuple = std::pair<BoxPairs, std::vector<std::pair<int32_t, std::vector<BoxPairs>>>>;
-
-FetchTuple fetch_of(const soapstone::TaskGraph& self, int32_t op, int32_t part, int32_t input) {
-  const auto& fetch = self.fetches.at(op).at(part).at(input);
-  FetchTuple result{to_pairs(fetch.hull), {}};
-  for (const auto& [flow, boxes] : fetch.flows) result.second.emplace_back(flow, to_pairs(boxes));
-  return result;
-}
-
-auto pieces_of(const soapstone::TaskGraph& self, int32_t tensor) {
-  std::vector<std::pair<std::vector<int32_t>, std::vector<BoxPairs>>> result;
-  for (const auto& piece : self.pieces.at(tensor)) result.emplace_back(piece.holders, to_pairs(piece.boxes));
-  return result;
-}
-
-std::vector<std::vector<int64_t>> volumes_of(const soapstone::TaskGraph& self, size_t op) {
-  std::vector<std::vector<int64_t>> result;
-  for (const auto& values : self.values.at(op)) {
-    auto& row = result.emplace_back();
-    for (const auto& box : values) row.push_back(soapstone::volume(box));
-  }
-  return result;
-}
+using soapstone::Configuration;
+using soapstone::Listing;
+using ConfigurationPair = std::pair<std::vector<int32_t>, std::vector<int32_t>>;  // degrees, devices
+using TimesTuple = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 template <typename T>
 auto to_array(std::vector<T>&& values) {
@@ -267,8 +228,86 @@ auto to_array(std::vector<T>&& values) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(column->data(), {column->size()}, owner);
 }
 
+void set_times(soapstone::Times& self, int32_t op, const std::vector<int32_t>& degrees, int32_t kind,
+               const std::vector<TimesTuple>& times) {
+  std::vector<soapstone::PartTimes> by_extents;
+  for (const auto& [forward, backward, finish_forward, finish_backward] : times)
+    by_extents.push_back({forward, backward, finish_forward, finish_backward});
+  self.set(op, degrees, kind, std::move(by_extents));
+}
+
+void bind_times(nb::module_& m) {
+  using soapstone::Times;
+  nb::class_<Times>(m, "Times")
+      .def(nb::init<const soapstone::Graph&>(), nb::arg("graph"), nb::keep_alive<1, 2>())
+      .def(
+          "extents",
+          [](const Times& self, int32_t op, const std::vector<int32_t>& degrees) {
+            return self.extents(op, degrees).distinct;
+          },
+          nb::arg("op"), nb::arg("degrees"), "The distinct extents of an op's parts.")
+      .def("has", &Times::has, nb::arg("op"), nb::arg("degrees"), nb::arg("kind"))
+      .def("set", set_times, nb::arg("op"), nb::arg("degrees"), nb::arg("kind"), nb::arg("times"),
+           "Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents.");
+  using soapstone::Machine;
+  nb::class_<Machine>(m, "Machine")
+      .def(
+          "__init__",
+          [](Machine* self, const soapstone::Topology& topology, std::vector<int32_t> kinds,
+             std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
+            const auto count = static_cast<size_t>(topology.num_devices());
+            if (kinds.size() != count || update_ns_per_element.size() != count)
+              throw std::invalid_argument("a machine needs a kind and an update time for each device");
+            new (self)
+                Machine{topology, std::move(kinds), std::move(update_ns_per_element), update_overhead, bucket_bytes};
+          },
+          nb::arg("topology"), nb::arg("kinds"), nb::arg("update_ns_per_element"), nb::arg("update_overhead"),
+          nb::arg("bucket_bytes"), nb::keep_alive<1, 2>());
+}
+
+std::vector<Configuration> to_strategy(const std::vector<ConfigurationPair>& pairs) {
+  std::vector<Configuration> strategy;
+  for (const auto& [degrees, devices] : pairs) strategy.push_back({degrees, devices});
+  return strategy;
+}
+
+// A column with a row for each task, or for each hold of each task.
+template <typename T, typename Get>
+auto task_column(Get get) {
+  return [get](const Listing& self) {
+    std::vector<T> column;
+    for (const auto& task : self.tasks) column.push_back(static_cast<T>(get(task)));
+    return to_array(std::move(column));
+  };
+}
+
+template <typename T, typename Get>
+auto hold_column(Get get) {
+  return [get](const Listing& self) {
+    std::vector<T> column;
+    for (size_t row = 0; row < self.tasks.size(); ++row)
+      for (const auto& hold : self.tasks[row].holds) column.push_back(static_cast<T>(get(row, hold)));
+    return to_array(std::move(column));
+  };
+}
+
+using FetchTuple = std::pair<BoxPairs, std::vector<std::pair<int32_t, std::vector<BoxPairs>>>>;
+
+FetchTuple fetch_of(const Listing& self, int32_t op, int32_t part, int32_t input) {
+  const auto fetch = self.fetch(op, part, input);
+  FetchTuple result{to_pairs(fetch.hull), {}};
+  for (const auto& [flow, boxes] : fetch.flows) result.second.emplace_back(flow, to_pairs(boxes));
+  return result;
+}
+
+auto pieces_of(const Listing& self, int32_t tensor) {
+  std::vector<std::pair<std::vector<int32_t>, std::vector<BoxPairs>>> result;
+  for (const auto& piece : self.pieces(tensor)) result.emplace_back(piece.holders, to_pairs(piece.boxes));
+  return result;
+}
+
 // Columns with a row for each flow, then the readers of all flows in a row and where each flow's begin.
-auto flow_columns(const soapstone::TaskGraph& self) {
+auto flow_columns(const Listing& self) {
   std::vector<int64_t> tensor, part, device, source, forward, backward, begin, ops, parts;
   for (const auto& flow : self.flows) {
     tensor.push_back(flow.tensor);
@@ -288,57 +327,58 @@ auto flow_columns(const soapstone::TaskGraph& self) {
                     to_array(std::move(begin)), to_array(std::move(ops)), to_array(std::move(parts)));
 }
 
-// A column with a row for each hold of each task.
-template <typename T, typename Get>
-auto hold_column(Get get) {
-  return [get](const soapstone::TaskGraph& self) {
-    auto* column = new std::vector<T>();
-    for (size_t row = 0; row < self.tasks.size(); ++row)
-      for (const auto& hold : self.tasks[row].holds) column->push_back(static_cast<T>(get(row, hold)));
-    nb::capsule owner(column, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
-    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(column->data(), {column->size()}, owner);
-  };
+auto memory_of(soapstone::TaskGraph& graph) {
+  auto copy = [](const std::vector<int64_t>& column) { return to_array(std::vector<int64_t>(column)); };
+  const auto& memory = graph.memory;
+  return std::tuple(copy(memory.parameters), copy(memory.gradients), copy(memory.saved), copy(memory.made),
+                    copy(memory.buckets), copy(graph.transient()));
 }
 
+constexpr const char* memory_doc = "Bytes by device: (parameters, gradients, saved, made, buckets, transient).";
+
 void bind_task_graph(nb::module_& m) {
-  using soapstone::Flow;
-  using soapstone::Task;
-  using soapstone::TaskGraph;
-  nb::class_<Task>(m, "Task")
-      .def_ro("key", &Task::key)
-      .def_prop_ro("kind", [](const Task& task) { return static_cast<int32_t>(task.kind); })
-      .def_ro("op", &Task::op)
-      .def_ro("part", &Task::part)
-      .def_ro("backward", &Task::backward)
-      .def_ro("finish", &Task::finish)
-      .def_ro("bytes", &Task::bytes)
-      .def_ro("latency", &Task::latency)
-      .def_ro("flow", &Task::flow)
-      .def_ro("devices", &Task::devices)
-      .def_ro("pieces", &Task::pieces)
-      .def_ro("after", &Task::after)
-      .def_prop_ro("holds", [](const Task& task) { return to_pairs(task.holds); });
-  nb::class_<Flow>(m, "Flow")
-      .def_ro("tensor", &Flow::tensor)
-      .def_ro("part", &Flow::part)
-      .def_ro("device", &Flow::device)
-      .def_ro("source", &Flow::source)
-      .def_ro("forward", &Flow::forward)
-      .def_ro("backward", &Flow::backward)
-      .def_prop_ro("readers", [](const Flow& flow) { return OperandPairs(flow.readers.begin(), flow.readers.end()); })
-      .def_prop_ro("hull", [](const Flow& flow) { return to_pairs(flow.hull); });
-  nb::class_<TaskGraph>(m, "TaskGraph")
-      .def("__init__", make_task_graph, nb::arg("graph"), nb::arg("topology"), nb::arg("strategy"), nb::arg("times"),
-           nb::arg("update_ns_per_element"), nb::arg("update_overhead"), nb::arg("bucket_bytes"),
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("__len__", [](const TaskGraph& self) { return self.tasks.size(); })
-      .def("play", [](const TaskGraph& self) { return soapstone::play(self.list()); })
+  using soapstone::FlowRow;
+  using soapstone::TaskRow;
+  nb::class_<TaskRow>(m, "Task")
+      .def_ro("key", &TaskRow::key)
+      .def_prop_ro("kind", [](const TaskRow& task) { return static_cast<int32_t>(task.kind); })
+      .def_ro("op", &TaskRow::op)
+      .def_ro("part", &TaskRow::part)
+      .def_ro("backward", &TaskRow::backward)
+      .def_ro("finish", &TaskRow::finish)
+      .def_ro("bytes", &TaskRow::bytes)
+      .def_ro("latency", &TaskRow::latency)
+      .def_ro("flow", &TaskRow::flow)
+      .def_ro("devices", &TaskRow::devices)
+      .def_ro("pieces", &TaskRow::pieces)
+      .def_ro("after", &TaskRow::after)
+      .def_prop_ro("holds", [](const TaskRow& task) { return to_pairs(task.holds); });
+  nb::class_<FlowRow>(m, "Flow")
+      .def_ro("tensor", &FlowRow::tensor)
+      .def_ro("part", &FlowRow::part)
+      .def_ro("device", &FlowRow::device)
+      .def_ro("source", &FlowRow::source)
+      .def_ro("forward", &FlowRow::forward)
+      .def_ro("backward", &FlowRow::backward)
+      .def_ro("readers", &FlowRow::readers)
+      .def_prop_ro("hull", [](const FlowRow& flow) { return to_pairs(flow.hull); });
+  nb::class_<Listing>(m, "TaskGraph")
       .def(
-          "task", [](const TaskGraph& self, size_t row) -> const Task& { return self.tasks.at(row); }, nb::arg("row"),
+          "__init__",
+          [](Listing* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
+             const soapstone::Times& times, const std::vector<ConfigurationPair>& strategy) {
+            new (self) Listing(graph, machine, times, to_strategy(strategy));
+          },
+          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("strategy"), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("__len__", [](const Listing& self) { return self.tasks.size(); })
+      .def("play", [](const Listing& self) { return soapstone::play(self.list()); })
+      .def(
+          "task", [](const Listing& self, size_t row) -> const TaskRow& { return self.tasks.at(row); }, nb::arg("row"),
           nb::rv_policy::reference_internal)
-      .def_prop_ro("num_flows", [](const TaskGraph& self) { return self.flows.size(); })
+      .def_prop_ro("num_flows", [](const Listing& self) { return self.flows.size(); })
       .def(
-          "flow", [](const TaskGraph& self, size_t index) -> const Flow& { return self.flows.at(index); },
+          "flow", [](const Listing& self, size_t index) -> const FlowRow& { return self.flows.at(index); },
           nb::arg("index"), nb::rv_policy::reference_internal)
       .def("fetch", fetch_of, nb::arg("op"), nb::arg("part"), nb::arg("input"),
            "What a part reads of an input: (hull, [(flow, boxes), ...]), in the tensor's factoring.")
@@ -346,17 +386,29 @@ void bind_task_graph(nb::module_& m) {
       .def("flow_columns", flow_columns,
            "(tensor, part, device, source, forward, backward) of each flow, where its readers begin, and all readers: "
            "(op, part).")
-      .def("volumes", volumes_of, nb::arg("op"), "The elements of each value that each part of an op has.")
       .def(
-          "groups", [](const TaskGraph& self, size_t op) { return self.groups.at(op); }, nb::arg("op"),
+          "part_bytes",
+          [](const Listing& self, int32_t op) {
+            const auto& layout = self.layout(op);
+            return std::tuple(layout.saved, layout.made, layout.working, layout.copies);
+          },
+          nb::arg("op"), "Of each part of an op: bytes that stay, are put out and are held at work; then its copies.")
+      .def(
+          "memory", [](Listing& self) { return memory_of(self.graph()); }, memory_doc)
+      .def(
+          "groups", [](const Listing& self, int32_t op) { return self.layout(op).groups; }, nb::arg("op"),
           "An op's combine groups, each the parts that combine; empty where none does.")
-      .def_prop_ro("keys", task_column<uint64_t>([](const Task& task) { return task.key; }), nb::rv_policy::automatic)
-      .def_prop_ro("kinds", task_column<int32_t>([](const Task& task) { return task.kind; }), nb::rv_policy::automatic)
-      .def_prop_ro("ops", task_column<int32_t>([](const Task& task) { return task.op; }), nb::rv_policy::automatic)
-      .def_prop_ro("parts", task_column<int32_t>([](const Task& task) { return task.part; }), nb::rv_policy::automatic)
-      .def_prop_ro("latencies", task_column<int64_t>([](const Task& task) { return task.latency; }),
+      .def_prop_ro("keys", task_column<uint64_t>([](const TaskRow& task) { return task.key; }),
                    nb::rv_policy::automatic)
-      .def_prop_ro("bytes", task_column<int64_t>([](const Task& task) { return task.bytes; }), nb::rv_policy::automatic)
+      .def_prop_ro("kinds", task_column<int32_t>([](const TaskRow& task) { return task.kind; }),
+                   nb::rv_policy::automatic)
+      .def_prop_ro("ops", task_column<int32_t>([](const TaskRow& task) { return task.op; }), nb::rv_policy::automatic)
+      .def_prop_ro("parts", task_column<int32_t>([](const TaskRow& task) { return task.part; }),
+                   nb::rv_policy::automatic)
+      .def_prop_ro("latencies", task_column<int64_t>([](const TaskRow& task) { return task.latency; }),
+                   nb::rv_policy::automatic)
+      .def_prop_ro("bytes", task_column<int64_t>([](const TaskRow& task) { return task.bytes; }),
+                   nb::rv_policy::automatic)
       .def_prop_ro("hold_rows", hold_column<int64_t>([](size_t row, const soapstone::Hold&) { return row; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("hold_resources",
@@ -367,11 +419,69 @@ void bind_task_graph(nb::module_& m) {
                    nb::rv_policy::automatic);
 }
 
+// ---- simulator ----
+
+using ChangePairs = std::vector<std::pair<int32_t, ConfigurationPair>>;
+
+std::optional<int64_t> propose(soapstone::Simulator& self, const ChangePairs& changes, std::optional<int64_t> limit,
+                               int32_t method) {
+  std::vector<std::pair<int32_t, Configuration>> native;
+  for (const auto& [op, configuration] : changes) native.push_back({op, {configuration.first, configuration.second}});
+  return self.propose(native, limit.value_or(INT64_MAX), static_cast<soapstone::Method>(method));
+}
+
+// (key, ready, end) of the last play's tasks, by (ready, key).
+auto timeline_of(const soapstone::Simulator& self) {
+  std::vector<uint64_t> keys;
+  std::vector<int64_t> ready, end;
+  self.engine().each([&](int32_t slot, int64_t from, int64_t until) {
+    keys.push_back(self.graph.pool.tasks[slot].key);
+    ready.push_back(from);
+    end.push_back(until);
+  });
+  return std::tuple(to_array(std::move(keys)), to_array(std::move(ready)), to_array(std::move(end)));
+}
+
+void bind_simulator(nb::module_& m) {
+  using soapstone::Simulator;
+  nb::class_<Simulator>(m, "Simulator")
+      .def(
+          "__init__",
+          [](Simulator* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
+             const soapstone::Times& times) { new (self) Simulator(graph, machine, times); },
+          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          nb::keep_alive<1, 4>())
+      .def(
+          "begin",
+          [](Simulator& self, const std::vector<ConfigurationPair>& strategy) {
+            return self.begin(to_strategy(strategy));
+          },
+          nb::arg("strategy"), "Play the first strategy and return its makespan.")
+      .def(
+          "propose", propose, nb::arg("changes"), nb::arg("limit").none(), nb::arg("method"),
+          "The makespan in ns of a change, or None where it passes the limit and is rejected already. Methods: 0 full, "
+          "1 resume, 2 delta.")
+      .def("accept", &Simulator::accept)
+      .def("reject", &Simulator::reject)
+      .def("timeline", timeline_of, "(key, ready, end) of every task, by (ready, key).")
+      .def(
+          "memory", [](Simulator& self) { return memory_of(self.graph); }, memory_doc)
+      .def_prop_ro("is_open", &Simulator::is_open)
+      .def_prop_ro("makespan", &Simulator::makespan)
+      .def_prop_ro("bound", [](const Simulator& self) { return self.bounds().bound(); })
+      .def_prop_ro("num_served", [](const Simulator& self) { return self.engine().num_served(); })
+      .def_prop_ro("num_tasks", [](const Simulator& self) { return self.engine().num_tasks(); })
+      .def_prop_ro("num_unplayed", &Simulator::num_unplayed)
+      .def_prop_ro("num_cut_short", &Simulator::num_cut_short);
+}
+
 NB_MODULE(_core, m) {
   m.doc() = "The compiled core: geometry, topology, task graph, timeline.";
   nb::set_leak_warnings(false);  // a graph that is a global of the user's lives until the interpreter is gone
   bind_timeline(m);
   bind_topology(m);
   bind_graph(m);
+  bind_times(m);
   bind_task_graph(m);
+  bind_simulator(m);
 }

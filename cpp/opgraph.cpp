@@ -128,6 +128,8 @@ void check_op(const Op& op, size_t num_tensors) {
       require_index(tensor, num_tensors, "an op names a tensor that is not there");
       require_index(value, op.values.size(), "an op names a value that is not there");
     }
+  require(op.item_sizes.size() == op.values.size(), "an op lacks the item size of a value");
+  for (const int32_t value : op.saved) require_index(value, op.values.size(), "an op keeps a value that is not there");
   std::set<std::pair<int32_t, int32_t>> own;
   for (const auto& dim : op.dims) require(own.emplace(dim.step, dim.step_dim).second, "an op has a dim twice");
   check_order(op);

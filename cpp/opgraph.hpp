@@ -54,6 +54,9 @@ struct Op {
   int32_t head = 0;
   Combine combine;
   bool backward = false;
+  std::vector<int64_t> item_sizes;  // by value
+  std::vector<int32_t> saved;       // values that stay for backward, and
+  int64_t extra = 0;                // bytes that stay with them
 };
 
 enum class Source : int32_t { op, input, parameter };

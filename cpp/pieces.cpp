@@ -1,25 +1,13 @@
 #include "pieces.hpp"
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 namespace soapstone {
 
 namespace {
 
 using Holders = std::vector<int32_t>;
-
-std::map<std::vector<std::pair<int64_t, int64_t>>, Holders> by_box(const std::map<int32_t, std::vector<Box>>& reads) {
-  std::map<std::vector<std::pair<int64_t, int64_t>>, Holders> result;
-  for (const auto& [device, boxes] : reads)
-    for (const auto& box : boxes) {
-      std::vector<std::pair<int64_t, int64_t>> key;
-      for (const auto& interval : box) key.emplace_back(interval.lo, interval.hi);
-      auto& holders = result[key];
-      if (holders.empty() || holders.back() != device) holders.push_back(device);
-    }
-  return result;
-}
 
 bool joins(const Box& a, const Box& b, size_t dim) {
   for (size_t i = 0; i < a.size(); ++i)
@@ -52,44 +40,80 @@ void next_cell(std::vector<size_t>& cell, const std::vector<std::vector<int64_t>
   }
 }
 
-}  // namespace
-
-std::vector<Piece> pieces_of(const std::map<int32_t, std::vector<Box>>& reads) {
-  const auto distinct = by_box(reads);
-  if (distinct.empty()) return {};
-  const size_t rank = distinct.begin()->first.size();
+std::vector<std::vector<int64_t>> cuts_of(const std::vector<Reading>& readings, size_t rank) {
   std::vector<std::vector<int64_t>> cuts(rank);
   for (size_t dim = 0; dim < rank; ++dim) {
-    std::set<int64_t> marks;
-    for (const auto& [box, holders] : distinct) marks.insert({box[dim].first, box[dim].second});
-    cuts[dim].assign(marks.begin(), marks.end());
+    for (const auto& reading : readings)
+      for (const auto& box : *reading.boxes) cuts[dim].insert(cuts[dim].end(), {box[dim].lo, box[dim].hi});
+    std::sort(cuts[dim].begin(), cuts[dim].end());
+    cuts[dim].erase(std::unique(cuts[dim].begin(), cuts[dim].end()), cuts[dim].end());
   }
+  return cuts;
+}
+
+bool contains(const Reading& reading, const Box& cell) {
+  return std::any_of(reading.boxes->begin(), reading.boxes->end(), [&](const Box& box) { return overlap(box, cell); });
+}
+
+Holders holders_of(const std::vector<Reading>& readings, const std::vector<int32_t>& inside) {
+  if (inside.size() == 1) return readings[inside[0]].devices;
+  Holders all;
+  for (const int32_t i : inside) all.insert(all.end(), readings[i].devices.begin(), readings[i].devices.end());
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+
+}  // namespace
+
+void join(std::vector<Box>& boxes) {
+  if (boxes.empty()) return;
+  for (size_t dim = boxes[0].size(); dim-- > 0;) join_along(boxes, dim);
+}
+
+// All boxes together cut the parameter into cells; a cell lies in a reading wholly or not at all.
+std::vector<Piece> pieces_of(const std::vector<Reading>& readings) {
+  if (readings.empty()) return {};
+  const size_t rank = readings[0].boxes->front().size();
+  const auto cuts = cuts_of(readings, rank);
   int64_t num_cells = 1;
   for (const auto& marks : cuts) num_cells *= static_cast<int64_t>(marks.size()) - 1;
 
-  std::map<Holders, size_t> index;
+  std::map<std::vector<int32_t>, size_t> by_readings;
+  std::map<Holders, size_t> by_holders;
   std::vector<Piece> pieces;
+  std::vector<std::vector<int32_t>> inside_of;  // by piece
   std::vector<size_t> cell(rank, 0);
+  std::vector<int32_t> inside;
+  Box box(rank);
   for (int64_t n = 0; n < num_cells; ++n, next_cell(cell, cuts)) {
-    Box box(rank);
     for (size_t dim = 0; dim < rank; ++dim) box[dim] = {cuts[dim][cell[dim]], cuts[dim][cell[dim] + 1]};
-    std::set<int32_t> holders;
-    for (const auto& [read, devices] : distinct) {
-      bool inside = true;
-      for (size_t dim = 0; dim < rank && inside; ++dim)
-        inside = read[dim].first <= box[dim].lo && box[dim].hi <= read[dim].second;
-      if (inside) holders.insert(devices.begin(), devices.end());
+    inside.clear();
+    for (size_t i = 0; i < readings.size(); ++i)
+      if (contains(readings[i], box)) inside.push_back(static_cast<int32_t>(i));
+    if (inside.empty()) continue;
+    const auto [seen, fresh] = by_readings.try_emplace(inside, 0);
+    if (fresh) {
+      const Holders holders = holders_of(readings, inside);
+      seen->second = by_holders.try_emplace(holders, pieces.size()).first->second;
+      if (seen->second == pieces.size()) {
+        pieces.push_back({holders, {}, 0, {}});
+        inside_of.emplace_back();
+      }
+      auto& all = inside_of[seen->second];
+      all.insert(all.end(), inside.begin(), inside.end());
     }
-    if (holders.empty()) continue;
-    const Holders key(holders.begin(), holders.end());
-    const auto [at, fresh] = index.try_emplace(key, pieces.size());
-    if (fresh) pieces.push_back({key, {}, 0});
-    auto& piece = pieces[at->second];
+    auto& piece = pieces[seen->second];
     piece.elements += volume(box);
-    piece.boxes.push_back(std::move(box));
+    piece.boxes.push_back(box);
   }
-  for (auto& piece : pieces)
-    for (size_t dim = rank; dim-- > 0;) join_along(piece.boxes, dim);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    auto& all = inside_of[i];
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    for (const int32_t reading : all)
+      pieces[i].parts.insert(pieces[i].parts.end(), readings[reading].parts.begin(), readings[reading].parts.end());
+  }
   return pieces;
 }
 

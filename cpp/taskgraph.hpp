@@ -1,108 +1,220 @@
-// The task graph of one training iteration: compute, combine, transfer, sync and update tasks, what each waits
-// for and what it holds. The simulator plays it and the runtime executes it.
+// The task graph of one training iteration, kept up to date while configurations change.
+//
+// Tasks lie in blocks: an op's compute and combines (OpBlock), a tensor's transfers (FlowBlock), the gradient sums of
+// parameters that may share a bucket (SyncBlock), and one update a device. A block depends on the configurations of few
+// ops, so a change of one op replaces its own block and those of the tensors that it touches; taking it back puts
+// the old ones in place again. All edges between ops pass through a tensor or a parameter, whose block lists them.
 #pragma once
 
-#include <set>
+#include <memory>
 
-#include "opgraph.hpp"
+#include "layouts.hpp"
 #include "pieces.hpp"
-#include "timeline.hpp"
+#include "tasks.hpp"
 #include "topology.hpp"
 
 namespace soapstone {
 
-enum class Kind : int32_t { forward, backward, combine, transfer, sync, update };
-
 struct Configuration {
-  std::vector<int32_t> degrees, devices;
+  Degrees degrees;
+  std::vector<int32_t> devices;
 };
 
-// Nanoseconds of one part; `finish_*` are the steps behind a combine and count only where there are any.
-struct PartTimes {
-  int64_t forward = 1, backward = 1, finish_forward = 1, finish_backward = 1;
+// The machines, and what an optimizer does on them.
+struct Machine {
+  const Topology& topology;
+  std::vector<int32_t> kinds;                 // by device
+  std::vector<double> update_ns_per_element;  // by device
+  int64_t update_overhead = 0, bucket_bytes = 0;
 };
 
-struct Task {
-  uint64_t key = 0;
-  Kind kind = Kind::forward;
-  int32_t op = -1, part = -1;  // part: of the op; a combine's group; a transfer's output part
-  bool backward = false, finish = false;
-  int64_t bytes = 0, latency = 0;
-  int32_t flow = -1;                                // transfer
-  std::vector<int32_t> devices;                     // where it runs; a transfer: source, destination
-  std::vector<std::pair<int32_t, int32_t>> pieces;  // sync: (parameter, piece)
-  std::vector<int32_t> after;
-  std::vector<Hold> holds;
+// The least that one task of a kind takes, with nothing in its way.
+struct LeastTimes {
+  int64_t forward = 0, combine_forward = 0, finish_forward = 0;
+  int64_t finish_backward = 0, combine_backward = 0, backward = 0;
+};
+
+struct OpBlock : Block {
+  std::vector<int32_t> first_on_device;  // by part: the part that finishes for it on its device
+  std::vector<int32_t> forward, finish_forward, finish_backward, backward;  // slots by part, -1 where there is none
+  std::vector<int32_t> combine_forward, combine_backward;                   // slots by group
+  LeastTimes least;
+
+  // The task behind which a part's output is whole, and the one that takes its gradient.
+  int32_t arrival(const Layout& layout, int32_t part) const;
+  int32_t sink(const Layout& layout, int32_t part) const;
 };
 
 // An output part of a tensor as one device has it: made there, or moved there from `source`.
 struct Flow {
-  int32_t tensor = 0, part = 0, device = 0, source = 0;
-  Box hull;                                       // all that the device reads of it
-  int32_t forward = -1, backward = -1;            // the transfers, -1 where it does not move
-  std::set<std::pair<int32_t, int32_t>> readers;  // (op, part)
+  int32_t part = 0, device = 0, source = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
+  int32_t forward = -1, backward = -1;                  // the transfers' slots, -1 where it does not move
+  int32_t readers = 0;                                  // its readers begin here in FlowBlock::readers
+  int64_t bytes = 0;
 };
 
-// What one part reads of one input: the hull, and the boxes that come with each flow.
-struct Fetch {
-  Box hull;
-  std::vector<std::pair<int32_t, std::vector<Box>>> flows;
+struct Reader {
+  int32_t reader, part;  // an index in the tensor's readers, and a part of that op
 };
 
-// How the parts of one op make its output parts and combine groups, and the tasks that they became.
-struct OpLayout {
-  int32_t num_parts = 1, num_output_parts = 1, copies = 1;  // copies: parts that share one output part
-  bool combines = false;
-  std::vector<int32_t> group_of, first_on_device;  // by part; the part that finishes for it on its device
-  std::vector<int32_t> forward, finish_forward, finish_backward, backward;  // by part, -1 where there is none
-  std::vector<int32_t> combine_forward, combine_backward;                   // by group
+constexpr int64_t uncounted = -1;  // of an edge's weight: some part at its end has nothing to do with it
+
+struct FlowBlock : Block {
+  std::vector<Flow> flows;
+  std::vector<Interval> hulls;              // of what each flow's device reads, one interval for each dim
+  std::vector<Reader> readers;              // of all flows
+  std::vector<int32_t> next;                // of the transfers
+  std::vector<Edge> forward;                // from the maker's tasks
+  std::vector<std::vector<Edge>> backward;  // from each reader's tasks
+  std::vector<bool> returns;                // by the maker's part: a gradient comes back to it
+  std::vector<int64_t> weight_forward,
+      weight_backward;  // by reader: the least time that its messages add, or uncounted
+};
+
+struct Bucket {
+  int32_t slot = -1;
+  int64_t bytes = 0;
+  std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
+};
+
+struct SyncBlock : Block {
+  std::vector<std::vector<Piece>> pieces;  // by parameter of the group
+  std::vector<Bucket> buckets;
+  std::vector<int32_t> next;
+  std::vector<std::vector<Edge>> edges;  // from the tasks of each of the group's ops
+  std::vector<int64_t> weights;          // likewise: the least time that a sum takes, or uncounted
+};
+
+// Parameters whose pieces may share a bucket, and the ops that read them.
+struct SyncGroup {
+  std::vector<int32_t> tensors, ops;
+  bool grad = false;
+};
+
+// Bytes by device that add up; `bound` and `transient` are asked for.
+struct MemoryTotals {
+  std::vector<int64_t> parameters, gradients, saved, made, buckets;
 };
 
 class TaskGraph {
  public:
-  TaskGraph(const Graph&, const Topology&, std::vector<Configuration> strategy,
-            std::vector<std::vector<PartTimes>> times, std::vector<double> update_ns_per_element,
-            int64_t update_overhead, int64_t bucket_bytes);
+  // `thorough` keeps edges that follow from others; engines do as well without.
+  TaskGraph(const Graph&, Machine, const Times&, bool thorough);
+  TaskGraph(const TaskGraph&) = delete;  // tasks point into their blocks
 
-  std::vector<Task> tasks;  // in key order
-  std::vector<Flow> flows;
-  std::vector<std::vector<std::vector<Fetch>>> fetches;   // op, part, input
-  std::vector<std::vector<std::vector<Box>>> values;      // op, part, value: the part's share of it
-  std::vector<std::vector<Piece>> pieces;                 // by tensor; empty for all but parameters
-  std::vector<std::vector<std::vector<int32_t>>> groups;  // op -> combine group -> parts; empty where none combines
+  // The first strategy, and then changes of some ops: `change` makes the blocks, `link` joins them to the rest, `keep`
+  // or `take_back` ends it.
+  void begin(const std::vector<Configuration>& strategy);
+  void change(const std::vector<std::pair<int32_t, Configuration>>& changes);
+  void link();
+  void keep();
+  void take_back();
 
-  TaskList list() const;
+  // Where the last change reaches: slots that are gone, slots that are new, ops whose tasks have other successors
+  // than before, and tensors with other flows.
+  const std::vector<std::pair<int32_t, int32_t>>& gone() const { return gone_; }
+  const std::vector<std::pair<int32_t, int32_t>>& fresh() const { return fresh_; }
+  const std::vector<int32_t>& relinked() const { return relinked_; }
+  const std::vector<int32_t>& rerouted() const { return rerouted_; }
+  bool is_changing(int32_t op) const { return changing_[op]; }
+
+  const Graph& graph;
+  const Machine machine;
+  TaskPool pool;              // the first slots are the updates, one a device
+  std::vector<int64_t> work;  // by resource: all that it has to serve
+  MemoryTotals memory;
+  std::vector<int64_t> elements;  // by device: what its update changes
+
+  struct Next {
+    std::vector<int32_t> slots, end;  // successors of all the block's tasks, and where each task's end
+  };
+  struct OpState {
+    Configuration configuration;
+    std::shared_ptr<const Layout> layout;
+    std::shared_ptr<OpBlock> block;
+    std::shared_ptr<Next> next;
+  };
+  std::vector<OpState> ops;
+  std::vector<std::shared_ptr<FlowBlock>> flows;  // by tensor; null where no op makes it
+  std::vector<std::shared_ptr<SyncBlock>> syncs;  // by group
+  std::vector<SyncGroup> groups;
+  std::vector<std::vector<std::pair<int32_t, int32_t>>> groups_of_op;  // (group, index in its ops)
+
+  const std::vector<std::pair<int32_t, int32_t>>& reads(int32_t op) const { return reads_[op]; }
+  bool has_update(int32_t device) const { return elements[device] > 0; }
+  int64_t update_time(int32_t device) const { return pool.tasks[device].first.duration; }
+  const std::vector<int64_t>& transient();  // by device: the largest task's bytes
+  std::vector<int64_t> memory_bound(int64_t states_per_element);
+  template <typename Visit>
+  void each_slot(Visit visit) const;  // of all tasks that are in the graph
+
+  int32_t tail_of(int32_t op, int32_t role) const { return 6 * op + role; }
+  int32_t no_tail() const { return 6 * static_cast<int32_t>(graph.ops.size()); }
+  int32_t sync_tail() const { return no_tail() + 1; }
 
  private:
-  void lay_out(int32_t op);
-  void add_forward(int32_t op);
-  void add_backward(int32_t op);
-  void add_combines(int32_t op, bool backward);
-  void add_compute(int32_t op, int32_t part, bool backward, bool finish, int64_t duration, std::vector<int32_t>& rows);
-  void add_flows(int32_t tensor);
-  void connect(int32_t flow);
-  void connect_gradient(int32_t flow);
-  int32_t add_transfer(int32_t flow, bool backward, std::vector<int32_t> after);
-  void add_pieces(int32_t tensor);
-  void add_syncs();
-  void add_sync(const std::vector<std::pair<int32_t, int32_t>>& bucket);
-  void add_updates();
-  void sort_by_key();
+  // Two readers of a tensor, of which one also reads what the other makes: `tensor`, as its reader number `reader`.
+  struct Shortcut {
+    int32_t before, behind, tensor, reader;
+  };
+  struct Undo {
+    std::vector<std::pair<int32_t, OpState>> ops;
+    std::vector<std::pair<int32_t, std::shared_ptr<FlowBlock>>> flows;
+    std::vector<std::pair<int32_t, std::shared_ptr<SyncBlock>>> syncs;
+    std::vector<std::pair<int32_t, std::shared_ptr<Next>>> next;
+    bool linked = false;
+  };
 
-  int32_t push(Task task, uint64_t key);
-  int32_t part_on_source(const Flow&) const;
-  std::vector<Box> read_boxes(int32_t op, int32_t part, int32_t input) const;
-  void wait_for(int32_t row, int32_t other) { tasks[row].after.push_back(other); }
-  uint64_t key(const Task&, int64_t op_order, int64_t slot, int64_t major, int64_t minor) const;
+  void make_groups();
+  void find_shortcuts();
+  OpState configured(int32_t op, const Configuration&);
+  std::shared_ptr<OpBlock> make_op_block(int32_t op, const OpState&);
+  std::shared_ptr<FlowBlock> make_flow_block(int32_t tensor);
+  std::shared_ptr<SyncBlock> make_sync_block(int32_t group);
+  std::shared_ptr<Next> make_next(int32_t op);
+  void point_to_next(int32_t op);
+  void inner_edges(int32_t op, std::vector<Edge>& edges) const;
+  uint64_t key(bool backward, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) const;
 
-  const Graph& graph_;
-  const Topology& topology_;
-  std::vector<Configuration> strategy_;
-  std::vector<std::vector<PartTimes>> times_;
-  std::vector<double> update_ns_per_element_;
-  int64_t update_overhead_, bucket_bytes_;
-  std::vector<OpLayout> layouts_;
-  std::vector<std::vector<std::vector<std::pair<int32_t, int32_t>>>> piece_readers_;  // tensor, piece -> (op, part)
+  // Add what they hold and keep to all that adds up, or with -1 take it away.
+  void count(const Block&, int64_t sign);
+  void count(int32_t op, const OpState&, int64_t sign);
+  void count(const FlowBlock&, int64_t sign);
+  void count(const SyncGroup&, const SyncBlock&, int64_t sign);
+  void set_updates();
+  void find_reach(const std::vector<std::pair<int32_t, Configuration>>& changes, std::vector<int32_t>& tensors,
+                  std::vector<int32_t>& sync_groups);
+
+  friend class OpBuilder;
+  friend class FlowBuilder;
+  friend class SyncBuilder;
+
+  bool thorough_;
+  Layouts layouts_;
+  const Times& times_;
+  std::vector<std::vector<std::pair<int32_t, int32_t>>> reads_;  // by op: (tensor, index in its readers)
+  std::vector<std::vector<Shortcut>> shortcuts_;                 // by tensor; none where the graph is thorough
+  std::vector<std::pair<int32_t, int32_t>> gone_, fresh_;
+  std::vector<int32_t> relinked_, rerouted_;
+  std::vector<bool> changing_;
+  std::vector<int64_t> largest_;  // by op and device: the largest part's bytes
+  std::vector<int64_t> transient_;
+  std::vector<bool> transient_known_;
+  Undo undo_;
+  std::vector<Edge> edges_;  // make_next's own
 };
+
+template <typename Visit>
+void TaskGraph::each_slot(Visit visit) const {
+  const auto each = [&](const Block& block) {
+    for (int32_t slot = block.begin; slot < block.begin + block.count; ++slot) visit(slot);
+  };
+  for (const auto& op : ops) each(*op.block);
+  for (const auto& block : flows)
+    if (block) each(*block);
+  for (const auto& block : syncs) each(*block);
+  for (int32_t device = 0; device < machine.topology.num_devices(); ++device)
+    if (has_update(device)) visit(device);
+}
 
 }  // namespace soapstone

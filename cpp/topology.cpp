@@ -60,6 +60,11 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_
     edges_[link.target].push_back({link.source, num_resources() - 1, weight});
   }
   check_connected();
+  std::map<std::pair<double, int64_t>, int32_t> kinds;
+  for (const Link& link : links_)
+    kind_of_link_.push_back(
+        kinds.try_emplace({link.bandwidth, link.overhead}, static_cast<int32_t>(kinds.size())).first->second);
+  last_hold_.resize(kinds.size());
 }
 
 void Topology::check_link(const Link& link, int32_t num_vertices) const {
@@ -161,7 +166,7 @@ int64_t Topology::transfer(int32_t from, int32_t to, int64_t bytes, std::vector<
   int64_t longest = 0;
   for (int32_t i = route.begin; i < route.end; ++i) {
     const int32_t resource = routes.resources[i];
-    const int64_t duration = hold_time(link(resource), bytes);
+    const int64_t duration = hold_of(resource, bytes);
     holds.push_back({resource, duration});
     longest = std::max(longest, duration);
   }
@@ -175,15 +180,25 @@ int64_t Topology::transfer(int32_t from, int32_t to, int64_t bytes, std::vector<
 int64_t Topology::all_reduce(std::span<const int32_t> devices, int64_t bytes, std::vector<Hold>& holds) const {
   check_bytes(bytes);
   const std::vector<int32_t> order = ring_order(devices);
-  if (order.size() == 1) return 1;
-  const Message by_ring = ring(order, bytes), by_tree = tree(order, bytes);
+  const auto num_devices = static_cast<int64_t>(order.size());
+  if (num_devices == 1) return 1;
+  const Patterns& patterns = patterns_of(order);
+  const Message by_ring = ring(patterns.ring, bytes, num_devices), by_tree = tree(patterns.tree, bytes, num_devices);
   const bool prefer_tree = by_tree.latency + by_tree.longest < by_ring.latency + by_ring.longest;
   const Message& chosen = prefer_tree ? by_tree : by_ring;
-  holds.insert(holds.end(), chosen.holds.begin(), chosen.holds.end());
-  if (!chosen.overlap) {
+  const Pattern& pattern = prefer_tree ? patterns.tree : patterns.ring;
+  for (const auto& [resource, alike] : pattern.holds) holds.push_back({resource, chosen.durations[alike]});
+  if (!pattern.overlap) {
     for (const int32_t device : order) holds.push_back({device, chosen.longest});
   }
   return at_least_one(chosen.latency, chosen.longest);
+}
+
+int64_t Topology::hold_of(int32_t resource, int64_t bytes) const {
+  const int32_t link = link_of_resource_[resource - num_devices_];
+  LastHold& last = last_hold_[kind_of_link_[link]];
+  if (last.bytes != bytes) last = {bytes, hold_time(links_[link], bytes)};
+  return last.duration;
 }
 
 // Node by node, so that a ring enters and leaves each node once.
@@ -211,41 +226,59 @@ void Topology::cross(int32_t from, int32_t to, Crossings& crossings) const {
   crossings.overlap &= route.overlap;
 }
 
-// What is held when every crossing carries times/parts of the bytes; the latency is left to the caller.
-Topology::Message Topology::message(const Crossings& crossings, int64_t bytes, int64_t times, int64_t parts) const {
-  Message message{{}, 0, 0, crossings.overlap};
-  message.holds.reserve(crossings.resources.size());
+Topology::Pattern Topology::pattern(const Crossings& crossings) const {
+  Pattern result;
+  result.hop_latency = crossings.hop_latency;
+  result.overlap = crossings.overlap;
+  std::map<std::pair<int32_t, int64_t>, int32_t> index;
   for (const int32_t resource : crossings.resources) {
+    const int32_t link = link_of_resource_[resource - num_devices_];
     const int64_t count = crossings.counts[resource - num_devices_];
-    const int64_t duration = hold_time(link(resource), bytes, count * times, parts);
-    message.holds.push_back({resource, duration});
-    message.longest = std::max(message.longest, duration);
+    const auto fresh = static_cast<int32_t>(result.alike.size());
+    const auto [at, added] = index.try_emplace({kind_of_link_[link], count}, fresh);
+    if (added) result.alike.push_back({link, count});
+    result.holds.emplace_back(resource, at->second);
+  }
+  return result;
+}
+
+// A ring goes from each device to the next. A tree is binomial: i's parent is i without its lowest set bit; sums go up,
+// the whole comes down.
+const Topology::Patterns& Topology::patterns_of(std::vector<int32_t> order) const {
+  constexpr size_t most_patterns = 1 << 14;
+  if (const auto at = patterns_.find(order); at != patterns_.end()) return at->second;
+  if (patterns_.size() >= most_patterns) patterns_.clear();
+  Crossings around, up_and_down;
+  for (size_t i = 0; i < order.size(); ++i) cross(order[i], order[(i + 1) % order.size()], around);
+  for (size_t i = 1; i < order.size(); ++i) {
+    cross(order[i], order[i & (i - 1)], up_and_down);
+    cross(order[i & (i - 1)], order[i], up_and_down);
+  }
+  return patterns_[std::move(order)] = {pattern(around), pattern(up_and_down)};
+}
+
+// What is held when every crossing carries times/parts of the bytes; the latency is left to the caller.
+Topology::Message Topology::message(const Pattern& pattern, int64_t bytes, int64_t times, int64_t parts) const {
+  Message message{{}, 0, 0};
+  for (const auto& [link, count] : pattern.alike) {
+    message.durations.push_back(hold_time(links_[link], bytes, count * times, parts));
+    message.longest = std::max(message.longest, message.durations.back());
   }
   return message;
 }
 
-Topology::Message Topology::ring(std::span<const int32_t> order, int64_t bytes) const {
-  const int64_t n = static_cast<int64_t>(order.size());
-  Crossings crossings;
-  for (int64_t i = 0; i < n; ++i) cross(order[i], order[(i + 1) % n], crossings);
-  Message result = message(crossings, bytes, 2 * (n - 1), n);
-  result.latency = 2 * (n - 1) * crossings.hop_latency;
+Topology::Message Topology::ring(const Pattern& pattern, int64_t bytes, int64_t num_devices) const {
+  Message result = message(pattern, bytes, 2 * (num_devices - 1), num_devices);
+  result.latency = 2 * (num_devices - 1) * pattern.hop_latency;
   return result;
 }
 
-// A binomial tree: i's parent is i without its lowest set bit. Sums go up, the whole comes down.
-Topology::Message Topology::tree(std::span<const int32_t> order, int64_t bytes) const {
-  Crossings crossings;
-  for (size_t i = 1; i < order.size(); ++i) {
-    const int32_t child = order[i], parent = order[i & (i - 1)];
-    cross(child, parent, crossings);
-    cross(parent, child, crossings);
-  }
+Topology::Message Topology::tree(const Pattern& pattern, int64_t bytes, int64_t num_devices) const {
   int64_t slowest = 0;
-  for (const int32_t resource : crossings.resources) slowest = std::max(slowest, hold_time(link(resource), bytes));
-  const int64_t rounds = 2 * std::bit_width(order.size() - 1);
-  Message result = message(crossings, bytes, 1, 1);
-  result.latency = rounds * crossings.hop_latency + (rounds - 1) * slowest;
+  for (const auto& [link, count] : pattern.alike) slowest = std::max(slowest, hold_time(links_[link], bytes));
+  const int64_t rounds = 2 * std::bit_width(static_cast<uint64_t>(num_devices - 1));
+  Message result = message(pattern, bytes, 1, 1);
+  result.latency = rounds * pattern.hop_latency + (rounds - 1) * slowest;
   return result;
 }
 

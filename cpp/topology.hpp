@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -32,8 +33,8 @@ struct Link {
   bool overlap;               // false: a message over it keeps its end devices busy
 };
 
-// Routes are found at the first use of a source and kept, so even const calls must come from one thread at a time;
-// give each thread a copy of its own.
+// Routes and the patterns of all-reduces are found at their first use and kept, so even const calls must come from one
+// thread at a time; give each thread a copy of its own.
 class Topology {
  public:
   // The vertices are the devices 0 .. num_devices-1, then the switches. Throws std::invalid_argument on bad links
@@ -76,10 +77,23 @@ class Topology {
     int64_t hop_latency = 0;
     bool overlap = true;
   };
+  // A message's crossings with the links that are held alike put together, so that each time is computed once.
+  struct Pattern {
+    struct Alike {
+      int32_t link;
+      int64_t count;
+    };
+    std::vector<Alike> alike;
+    std::vector<std::pair<int32_t, int32_t>> holds;  // resource, index in `alike`
+    int64_t hop_latency = 0;
+    bool overlap = true;
+  };
+  struct Patterns {
+    Pattern ring, tree;
+  };
   struct Message {
-    std::vector<Hold> holds;
+    std::vector<int64_t> durations;  // parallel to Pattern::alike
     int64_t latency, longest;
-    bool overlap;
   };
 
   const Link& link(int32_t resource) const { return links_[link_of_resource_[resource - num_devices_]]; }
@@ -91,9 +105,12 @@ class Topology {
   const Routes& routes_from(int32_t source) const;
   std::vector<int32_t> ring_order(std::span<const int32_t> devices) const;
   void cross(int32_t from, int32_t to, Crossings& crossings) const;
-  Message message(const Crossings& crossings, int64_t bytes, int64_t times, int64_t parts) const;
-  Message ring(std::span<const int32_t> order, int64_t bytes) const;
-  Message tree(std::span<const int32_t> order, int64_t bytes) const;
+  Pattern pattern(const Crossings& crossings) const;
+  const Patterns& patterns_of(std::vector<int32_t> order) const;
+  Message message(const Pattern& pattern, int64_t bytes, int64_t times, int64_t parts) const;
+  Message ring(const Pattern& pattern, int64_t bytes, int64_t num_devices) const;
+  Message tree(const Pattern& pattern, int64_t bytes, int64_t num_devices) const;
+  int64_t hold_of(int32_t resource, int64_t bytes) const;
 
   int32_t num_devices_;
   std::vector<int32_t> node_of_device_;
@@ -101,6 +118,12 @@ class Topology {
   std::vector<int32_t> link_of_resource_;
   std::vector<std::vector<Edge>> edges_;  // by vertex
   mutable std::vector<Routes> routes_;    // by source; empty until asked for
+  mutable std::map<std::vector<int32_t>, Patterns> patterns_;
+  std::vector<int32_t> kind_of_link_;  // links of one bandwidth and overhead have one kind, and
+  struct LastHold {
+    int64_t bytes = -1, duration = 0;
+  };
+  mutable std::vector<LastHold> last_hold_;  // by kind: neighbouring messages are often of one size
 };
 
 }  // namespace soapstone

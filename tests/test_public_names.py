@@ -10,6 +10,7 @@ PUBLIC_NAMES = [
     "Configuration",
     "OperatorGraph",
     "Simulation",
+    "Simulator",
     "SoapstoneError",
     "Space",
     "Strategy",

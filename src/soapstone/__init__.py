@@ -12,7 +12,7 @@ from . import baselines, report
 from .costs import AnalyticCosts
 from .errors import SoapstoneError
 from .graph import OperatorGraph
-from .simulator import Simulation, simulate
+from .simulator import Simulation, Simulator, simulate
 from .space import Space
 from .strategy import Configuration, Strategy
 from .topology import Topology
@@ -27,6 +27,7 @@ __all__ = [
     "Configuration",
     "OperatorGraph",
     "Simulation",
+    "Simulator",
     "SoapstoneError",
     "Space",
     "Strategy",

@@ -69,7 +69,7 @@ class Graph:
         Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.
         """
 
-    def add_op(self, values: Sequence[Sequence[Sequence[int]]], steps: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[bool], Sequence[Sequence[Sequence[tuple[int, int, tuple[int, int, int], tuple[int, int, int]]]]], Sequence[Sequence[Sequence[int]]]]], dims: Sequence[tuple[int, int, int, bool, bool]], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], head: int, combine: tuple[bool, bool, bool, Sequence[int], int, int], backward: bool) -> int: ...
+    def add_op(self, values: Sequence[Sequence[Sequence[int]]], steps: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[bool], Sequence[Sequence[Sequence[tuple[int, int, tuple[int, int, int], tuple[int, int, int]]]]], Sequence[Sequence[Sequence[int]]]]], dims: Sequence[tuple[int, int, int, bool, bool]], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], head: int, combine: tuple[bool, bool, bool, Sequence[int], int, int], backward: bool, item_sizes: Sequence[int], saved: Sequence[int], extra: int) -> int: ...
 
     def factoring(self, tensor: int) -> list[list[int]]:
         """
@@ -83,6 +83,22 @@ class Graph:
 
     def regions_at(self, op: int, box: Sequence[tuple[int, int]]) -> tuple[list[list[tuple[int, int]]], list[list[list[tuple[int, int]]]], list[list[tuple[int, int]]]]:
         """The same for any box over the op's dims."""
+
+class Times:
+    def __init__(self, graph: Graph) -> None: ...
+
+    def extents(self, op: int, degrees: Sequence[int]) -> list[list[int]]:
+        """The distinct extents of an op's parts."""
+
+    def has(self, op: int, degrees: Sequence[int], kind: int) -> bool: ...
+
+    def set(self, op: int, degrees: Sequence[int], kind: int, times: Sequence[tuple[int, int, int, int]]) -> None:
+        """
+        Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents.
+        """
+
+class Machine:
+    def __init__(self, topology: Topology, kinds: Sequence[int], update_ns_per_element: Sequence[float], update_overhead: int, bucket_bytes: int) -> None: ...
 
 class Task:
     @property
@@ -150,7 +166,7 @@ class Flow:
     def hull(self) -> list[tuple[int, int]]: ...
 
 class TaskGraph:
-    def __init__(self, graph: Graph, topology: Topology, strategy: Sequence[tuple[Sequence[int], Sequence[int]]], times: Sequence[Sequence[tuple[int, int, int, int]]], update_ns_per_element: Sequence[float], update_overhead: int, bucket_bytes: int) -> None: ...
+    def __init__(self, graph: Graph, machine: Machine, times: Times, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None: ...
 
     def __len__(self) -> int: ...
 
@@ -176,8 +192,15 @@ class TaskGraph:
         (tensor, part, device, source, forward, backward) of each flow, where its readers begin, and all readers: (op, part).
         """
 
-    def volumes(self, op: int) -> list[list[int]]:
-        """The elements of each value that each part of an op has."""
+    def part_bytes(self, op: int) -> tuple[list[int], list[int], list[int], int]:
+        """
+        Of each part of an op: bytes that stay, are put out and are held at work; then its copies.
+        """
+
+    def memory(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """
+        Bytes by device: (parameters, gradients, saved, made, buckets, transient).
+        """
 
     def groups(self, op: int) -> list[list[int]]:
         """
@@ -185,22 +208,22 @@ class TaskGraph:
         """
 
     @property
-    def keys(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]: ...
+    def keys(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]: ...
 
     @property
-    def kinds(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+    def kinds(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
 
     @property
-    def ops(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+    def ops(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
 
     @property
-    def parts(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+    def parts(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
 
     @property
-    def latencies(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]: ...
+    def latencies(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
 
     @property
-    def bytes(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]: ...
+    def bytes(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
 
     @property
     def hold_rows(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
@@ -210,3 +233,47 @@ class TaskGraph:
 
     @property
     def hold_durations(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+class Simulator:
+    def __init__(self, graph: Graph, machine: Machine, times: Times) -> None: ...
+
+    def begin(self, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> int:
+        """Play the first strategy and return its makespan."""
+
+    def propose(self, changes: Sequence[tuple[int, tuple[Sequence[int], Sequence[int]]]], limit: int | None, method: int) -> int | None:
+        """
+        The makespan in ns of a change, or None where it passes the limit and is rejected already. Methods: 0 full, 1 resume, 2 delta.
+        """
+
+    def accept(self) -> None: ...
+
+    def reject(self) -> None: ...
+
+    def timeline(self) -> tuple[Annotated[NDArray[numpy.uint64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """(key, ready, end) of every task, by (ready, key)."""
+
+    def memory(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """
+        Bytes by device: (parameters, gradients, saved, made, buckets, transient).
+        """
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def makespan(self) -> int: ...
+
+    @property
+    def bound(self) -> int: ...
+
+    @property
+    def num_served(self) -> int: ...
+
+    @property
+    def num_tasks(self) -> int: ...
+
+    @property
+    def num_unplayed(self) -> int: ...
+
+    @property
+    def num_cut_short(self) -> int: ...

@@ -153,4 +153,7 @@ def _add_op(native: _core.Graph, op: Op) -> None:
         (op.combine is not None, combine.mode == "gather", op.finishes, list(combine.dims), combine.factor,
          ITEM_SIZES[head_dtype]),
         op.backward,
+        [ITEM_SIZES[value.dtype] for value in op.values],
+        list(op.saved),
+        op.extra,
     )  # fmt: skip

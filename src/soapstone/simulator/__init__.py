@@ -1,12 +1,14 @@
 """Predict one training iteration: its time, what it moves, what it keeps in memory."""
 
+from .incremental import ENGINES, Simulator
 from .memory import Memory
 from .simulation import Simulation, simulate
-from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE, extents_of
+from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
 
 __all__ = [
     "BACKWARD",
     "COMBINE",
+    "ENGINES",
     "FORWARD",
     "KINDS",
     "SYNC",
@@ -14,6 +16,6 @@ __all__ = [
     "UPDATE",
     "Memory",
     "Simulation",
-    "extents_of",
+    "Simulator",
     "simulate",
 ]

@@ -9,22 +9,24 @@ order; the peak follows the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph import ITEM_SIZES, OperatorGraph, Tensor
-from .tasks import BACKWARD, FORWARD, SYNC, extents_of
+from ..graph import OperatorGraph
+from .tasks import BACKWARD, FORWARD, SYNC
 
 if TYPE_CHECKING:
     from .. import _core
     from ..strategy import Strategy
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # numbers an optimizer keeps for each element
+
+
+def states_of(optimizer: str) -> int:
+    return STATES.get(optimizer, 2)
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,11 @@ class Memory:
 class _Parts:
     """Bytes of each part of one op, where the parts run, and how many of them share one output part."""
 
-    saved: np.ndarray
-    made: np.ndarray
-    working: np.ndarray
-    devices: list[int]
+    saved: list[int]
+    made: list[int]
+    working: list[int]
     copies: int
+    devices: list[int]
 
 
 def memory_of(
@@ -63,37 +65,14 @@ def memory_of(
 ) -> Memory:
     """The memory of a played task graph; `tasks` are its rows with their times."""
     count = strategy.topology.num_devices
-    parts = [_parts(graph, strategy, native, i) for i in range(len(graph.ops))]
-    saved, transient, parameters, gradients = (np.zeros(count, np.int64) for _ in range(4))
-    for part in parts:
-        np.add.at(saved, part.devices, part.saved)
-        np.maximum.at(transient, part.devices, part.working)
-    for i, tensor in enumerate(graph.tensors):
-        for holders, size in _shards(native, i, tensor) if tensor.source in ("parameter", "buffer") else []:
-            parameters[holders] += size
-            gradients[holders] += size if tensor.grad else 0
-    states = gradients * STATES.get(optimizer, 2)
+    parameters, gradients, saved, made, buckets, transient = native.memory()
+    states = gradients * states_of(optimizer)
+    parts = [_Parts(*native.part_bytes(i), devices) for i, (_, devices) in enumerate(strategy.native)]
     ledger = _Ledger(native, tasks, parts, count)
     ledger.computes()
     ledger.messages({o.tensor: i for i, op in enumerate(graph.ops) for o in op.outputs})
     peak = parameters + gradients + states + ledger.peak()
-    return Memory(parameters, gradients, states, saved, ledger.made, transient, ledger.buckets, peak)
-
-
-def _parts(graph: OperatorGraph, strategy: Strategy, native: _core.TaskGraph, index: int) -> _Parts:
-    op, (degrees, devices) = graph.ops[index], strategy.native[index]
-    held = np.array(native.volumes(index), np.int64) * [ITEM_SIZES[value.dtype] for value in op.values]
-    extents = np.array([prod(e) for e in extents_of(op, degrees)])
-    extra = np.ceil(op.extra * extents / prod(dim.size for dim in op.dims)).astype(np.int64)
-    saved = held[:, list(op.saved)].sum(1) + extra
-    made = held[:, [o.value for o in op.outputs]].sum(1)
-    copies = prod(degree for dim, degree in zip(op.dims, degrees) if dim.extra)
-    return _Parts(saved, made, held.sum(1) + extra, devices, copies)
-
-
-def _shards(native: _core.TaskGraph, index: int, tensor: Tensor) -> Iterator[tuple[list[int], int]]:
-    for holders, boxes in native.pieces(index):
-        yield holders, sum(prod(hi - lo for lo, hi in box) for box in boxes) * ITEM_SIZES[tensor.dtype]
+    return Memory(parameters, gradients, states, saved, made, transient, buckets, peak)
 
 
 class _Ledger:
@@ -105,8 +84,6 @@ class _Ledger:
         self.device = np.concatenate([part.devices for part in parts])
         self.saved, self.outputs = (np.concatenate([getattr(p, name) for p in parts]) for name in ("saved", "made"))
         self.done = np.zeros(len(self.device), np.int64)  # when a part's forward is over
-        self.made, self.buckets = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        np.add.at(self.made, self.device, self.outputs)
         self.rows: list[np.ndarray] = []  # (device, time, bytes)
 
     def hold(self, device: np.ndarray, since: np.ndarray, until: np.ndarray, size: np.ndarray) -> None:
@@ -125,7 +102,6 @@ class _Ledger:
         for row in np.flatnonzero(tasks["kind"] == SYNC):
             devices = np.array(self.native.task(int(row)).devices)
             start, end, size = (np.full(len(devices), tasks[name][row]) for name in ("start", "end", "bytes"))
-            self.buckets[devices] += size
             self.hold(devices, start, end, size)
 
     def messages(self, maker: dict[int, int]) -> None:
@@ -135,7 +111,6 @@ class _Ledger:
         for row, at in ((forward, device), (backward, source)):
             moved = row >= 0
             tasks = self.tasks[row[moved]]
-            np.add.at(self.made, at[moved], tasks["bytes"])
             until = np.maximum(read[moved], tasks["end"]) if at is device else tasks["end"]
             self.hold(at[moved], tasks["start"], until, tasks["bytes"])
         read = np.where(forward >= 0, self.tasks["end"][forward], read)

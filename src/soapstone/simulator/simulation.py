@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 
 from .. import _core
-from ..costs import AnalyticCosts, Costs, OpTimes
-from ..errors import SoapstoneError
+from ..costs import AnalyticCosts, Costs
 from ..graph import OperatorGraph
 from ..strategy import Strategy
 from ..topology import Topology
 from .memory import Memory, memory_of
 from .path import critical_path
-from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE, extents_of
+from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE
+from .times import KnownTimes, machine_of
 
 
 class Simulation:
@@ -147,37 +147,10 @@ def simulate(
 ) -> Simulation:
     """Play one iteration of a strategy. `bucket_bytes` joins neighbouring gradients with the same holders up to that
     size. Raises StrategyError where the strategy is for another graph, SoapstoneError where costs are missing."""
-    if type(bucket_bytes) is not int or not 0 <= bucket_bytes < 2**62:
-        raise SoapstoneError(f"bucket_bytes={bucket_bytes!r} is not a number of bytes; use 0 for one piece a bucket")
     strategy.check(graph, topology)
-    costs = AnalyticCosts() if costs is None else costs
-    updates = [costs.update(device.kind, optimizer) for device in topology.devices]
-    native = _core.TaskGraph(
-        graph.native,
-        topology.native,
-        strategy.native,
-        _times(graph, topology, strategy, costs),
-        [per_element for _, per_element in updates],
-        max(launch for launch, _ in updates),
-        bucket_bytes,
-    )
+    times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
+    for index, (degrees, devices) in enumerate(strategy.native):
+        times.fill(index, degrees, devices)
+    machine = machine_of(topology, times, optimizer, bucket_bytes)
+    native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)
     return Simulation(graph, topology, strategy, native, optimizer)
-
-
-def _times(
-    graph: OperatorGraph, topology: Topology, strategy: Strategy, costs: Costs
-) -> list[list[tuple[int, int, int, int]]]:
-    @cache
-    def ask(index: int, extents: tuple[int, ...], kind: str, combines: bool) -> tuple[int, int, int, int]:
-        times: OpTimes = costs.times(graph, index, extents, kind, combines)
-        found = (times.forward, times.backward, times.finish_forward, times.finish_backward)
-        if not all(isinstance(ns, int) and 0 <= ns < 2**53 for ns in found):
-            raise SoapstoneError(f"the costs give op {graph.ops[index].name!r} {found}; whole nanoseconds are needed")
-        return found
-
-    rows = []
-    for index, (op, (degrees, devices)) in enumerate(zip(graph.ops, strategy.native)):
-        combines = any(d.combinable and degree > 1 for d, degree in zip(op.dims, degrees))
-        kinds = [topology.devices[device].kind for device in devices]
-        rows.append([ask(index, e, kind, combines) for e, kind in zip(extents_of(op, degrees), kinds)])
-    return rows

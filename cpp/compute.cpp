@@ -1,0 +1,156 @@
+// An op's own tasks: a part's forward and backward, and where parts combine, the combine and what finishes behind it.
+#include <algorithm>
+#include <array>
+
+#include "taskgraph.hpp"
+
+namespace soapstone {
+
+namespace {
+
+enum Role { forward, combine_forward, finish_forward, finish_backward, combine_backward, backward };
+
+// The first of the parts of one output part that runs on each part's device.
+std::vector<int32_t> first_on_device(const Layout& layout, const std::vector<int32_t>& devices) {
+  std::vector<int32_t> result(layout.num_parts);
+  for (int32_t part = 0; part < layout.num_parts; ++part) {
+    int32_t first = part / layout.copies * layout.copies;
+    while (devices[first] != devices[part]) ++first;
+    result[part] = first;
+  }
+  return result;
+}
+
+std::vector<int32_t> devices_of(const std::vector<int32_t>& parts, const std::vector<int32_t>& devices) {
+  std::vector<int32_t> result;
+  for (const int32_t part : parts) result.push_back(devices[part]);
+  std::sort(result.begin(), result.end());
+  result.erase(std::unique(result.begin(), result.end()), result.end());
+  return result;
+}
+
+}  // namespace
+
+int32_t OpBlock::arrival(const Layout& layout, int32_t part) const {
+  if (!layout.combines) return forward[part];
+  return finish_forward.empty() ? combine_forward[layout.group_of[part]] : finish_forward[part];
+}
+
+int32_t OpBlock::sink(const Layout& layout, int32_t part) const {
+  if (!layout.combines) return backward[part];
+  return finish_backward.empty() ? combine_backward[layout.group_of[part]] : finish_backward[part];
+}
+
+// Writes the tasks of one role after the other and keeps the least time of each.
+class OpBuilder {
+ public:
+  OpBuilder(TaskGraph& graph, int32_t op, const TaskGraph::OpState& state, OpBlock& block, int32_t count)
+      : graph_(graph), op_(op), state_(state), block_(block), writer_(graph.pool, block, count) {}
+
+  void computes(Role role, bool back, int64_t PartTimes::* time, std::vector<int32_t>& slots, int64_t& least) {
+    const auto& [configuration, layout, unused, next] = state_;
+    const bool finish = role == finish_forward || role == finish_backward;
+    const Kind kind = back ? Kind::backward : Kind::forward;
+    slots.assign(layout->num_parts, -1);
+    least = INT64_MAX;
+    const std::vector<PartTimes>* times = nullptr;
+    int32_t known_kind = -1;
+    for (int32_t part = 0; part < layout->num_parts; ++part) {
+      if (finish && block_.first_on_device[part] != part) continue;
+      const int32_t device = configuration.devices[part];
+      if (const int32_t device_kind = graph_.machine.kinds[device]; device_kind != known_kind) {
+        times = &graph_.times_.of(op_, layout->degrees, device_kind);
+        known_kind = device_kind;
+      }
+      const int64_t duration = std::max<int64_t>((*times)[layout->extents.of_part[part]].*time, 1);
+      block_.holds.push_back({device, duration});
+      slots[part] = writer_.add(graph_.key(back, op_, kind, finish, part, device), 0, graph_.tail_of(op_, role));
+      least = std::min(least, duration);
+    }
+  }
+
+  void combines(Role role, bool back, std::vector<int32_t>& slots, int64_t& least) {
+    const auto& layout = *state_.layout;
+    least = INT64_MAX;
+    for (size_t group = 0; group < layout.groups.size(); ++group) {
+      const auto first = block_.holds.size();
+      const auto devices = devices_of(layout.groups[group], state_.configuration.devices);
+      const int64_t latency = graph_.machine.topology.all_reduce(devices, layout.combine_bytes[group], block_.holds);
+      slots.push_back(writer_.add(graph_.key(back, op_, Kind::combine, 0, static_cast<int64_t>(group), 0), latency,
+                                  graph_.tail_of(op_, role)));
+      int64_t longest = 0;
+      for (size_t i = first; i < block_.holds.size(); ++i) longest = std::max(longest, block_.holds[i].duration);
+      least = std::min(least, longest + latency);
+    }
+  }
+
+  void finish() { writer_.finish(); }
+
+ private:
+  TaskGraph& graph_;
+  int32_t op_;
+  const TaskGraph::OpState& state_;
+  OpBlock& block_;
+  BlockWriter writer_;
+};
+
+std::shared_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& state) {
+  const auto& layout = *state.layout;
+  const bool back = graph.ops[op].backward;
+  const bool finishes = layout.combines && graph.ops[op].combine.finish;
+  auto block = std::make_shared<OpBlock>();
+  block->first_on_device = soapstone::first_on_device(layout, state.configuration.devices);
+  int32_t count = layout.num_parts + static_cast<int32_t>(layout.groups.size());
+  if (finishes)
+    for (int32_t part = 0; part < layout.num_parts; ++part) count += block->first_on_device[part] == part;
+  OpBuilder builder(*this, op, state, *block, back ? 2 * count : count);
+  auto& least = block->least;
+  builder.computes(forward, false, &PartTimes::forward, block->forward, least.forward);
+  if (layout.combines) builder.combines(combine_forward, false, block->combine_forward, least.combine_forward);
+  if (finishes)
+    builder.computes(finish_forward, false, &PartTimes::finish_forward, block->finish_forward, least.finish_forward);
+  if (back) {
+    if (finishes)
+      builder.computes(finish_backward, true, &PartTimes::finish_backward, block->finish_backward,
+                       least.finish_backward);
+    if (layout.combines) builder.combines(combine_backward, true, block->combine_backward, least.combine_backward);
+    builder.computes(backward, true, &PartTimes::backward, block->backward, least.backward);
+  }
+  builder.finish();
+  return block;
+}
+
+// Edges inside an op. A task's gradient comes back behind its readers, so where it does, it need not wait for the task
+// as such.
+void TaskGraph::inner_edges(int32_t op, std::vector<Edge>& edges) const {
+  const auto& layout = *ops[op].layout;
+  const auto& block = *ops[op].block;
+  const bool back = graph.ops[op].backward;
+  const auto returned = [&](int32_t part) {
+    if (thorough_) return false;
+    for (const auto& output : graph.ops[op].outputs)
+      if (flows[output.tensor]->returns[part]) return true;
+    return false;
+  };
+  if (!layout.combines) {
+    for (int32_t part = 0; back && part < layout.num_parts; ++part)
+      if (!returned(part)) edges.push_back({block.forward[part], block.backward[part]});
+    return;
+  }
+  const bool finishes = !block.finish_forward.empty();
+  for (int32_t part = 0; part < layout.num_parts; ++part) {
+    const int32_t group = layout.group_of[part];
+    edges.push_back({block.forward[part], block.combine_forward[group]});
+    if (back) edges.push_back({block.combine_backward[group], block.backward[part]});
+    if (!finishes || block.finish_forward[part] < 0) continue;
+    edges.push_back({block.combine_forward[group], block.finish_forward[part]});
+    if (!back) continue;
+    edges.push_back({block.finish_backward[part], block.combine_backward[group]});
+    if (!returned(part)) edges.push_back({block.finish_forward[part], block.finish_backward[part]});
+  }
+  if (finishes || !back) return;
+  for (size_t group = 0; group < layout.groups.size(); ++group)
+    edges.push_back({block.combine_forward[group], block.combine_backward[group]});
+}
+
+}  // namespace soapstone

@@ -1,0 +1,145 @@
+// Engines that play a task graph, to the nanosecond alike: each resource serves in increasing (ready, key).
+//
+// full     Algorithm 1 of the paper, by a calendar instead of a heap
+// resume   the same, from the first moment that a change can touch; all before it is as it was
+// delta    Algorithm 2 of the paper: goes over the old order once, and serves anew only what changes
+//
+// A play may have a limit. It stops as soon as some lower bound of the makespan passes it: what a resource still has to
+// serve, or the least time that must follow a task.
+#pragma once
+
+#include "bounds.hpp"
+#include "calendar.hpp"
+#include "taskgraph.hpp"
+
+namespace soapstone {
+
+enum class Method : int32_t { full, resume, delta };
+
+class Engine {
+ public:
+  explicit Engine(TaskGraph& graph) : graph_(graph) {}
+
+  // Plays the graph as it is. False where the makespan passes the limit.
+  bool play(Method method, int64_t limit, const Bounds& bounds);
+  // What delta needs of the graph before it changes.
+  void prepare(Method method) {
+    if (method == Method::delta && !inverted_) invert();
+  }
+  // The last play is the one that the next change starts from.
+  void adopt();
+  // The last play is forgotten.
+  void drop() {
+    cut_ = static_cast<int32_t>(order_.size());
+    suffix_.clear();
+  }
+
+  int64_t makespan() const { return makespan_; }      // of the last play
+  int64_t num_served() const { return num_served_; }  // tasks that the last play served
+  int64_t num_tasks() const { return static_cast<int64_t>(order_.size()); }
+
+  // The last play's tasks by (ready, key), with their times.
+  template <typename Visit>
+  void each(Visit visit) const;
+
+ private:
+  struct State {
+    int64_t ready = 0;
+    int32_t waiting = 0;
+    uint32_t play = 0;  // in which this was set
+  };
+  struct Checkpoint {  // before the task at `position` is served
+    int32_t position;
+    std::vector<int64_t> free, served;  // by resource
+  };
+
+  int64_t first_change() const;
+  void start(int32_t cut);
+  void seed(int32_t cut);
+  std::vector<std::pair<int32_t, int32_t>> far_reach();
+  void give(int32_t slot, int64_t end);
+  bool serve_all(int64_t limit, const Bounds& bounds);
+  bool serve(const Task& task, int64_t ready, int64_t limit, int64_t& end);
+  bool hopeless(int64_t now, int64_t limit) const;
+  void replay(int32_t from, int32_t to);
+  void checkpoint(int32_t position);
+  Ready look(int32_t slot) const { return {state_[slot].ready, graph_.pool.tasks[slot].key, slot}; }
+
+  // Delta.
+  static constexpr int64_t never = INT64_MAX;
+  struct Sweep {
+    uint32_t play = 0;
+    int32_t unresolved = 0;   // predecessors whose end is open
+    int64_t known = 0;        // the latest end that it was told of
+    int64_t offered = never;  // when it is looked at next
+    bool dirty = false;       // a predecessor is another, or ends at another time
+    bool loose = false;       // it may be ready earlier than it was
+    bool open = false;        // it is not served where it stood
+    bool served = false;
+  };
+  bool sweep(int64_t limit, const Bounds& bounds);
+  void invert();
+  void open_fresh();
+  Sweep& swept(int32_t slot);
+  void set_open(int32_t slot);
+  int64_t pull(int32_t slot) const;
+  void offer(int32_t slot, int64_t ready);
+  bool take_offer(int64_t limit, const Bounds& bounds);
+  bool take_old(int32_t slot, int64_t limit, const Bounds& bounds);
+  bool serve_anew(int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds);
+  void tell(int32_t slot, bool was_open, int64_t end);
+  bool is_old(int32_t slot) const { return position_[slot] >= 0; }
+  Ready old_look(int32_t slot) const { return {old_ready_[slot], graph_.pool.tasks[slot].key, slot}; }
+
+  TaskGraph& graph_;
+  Calendar calendar_;
+  std::vector<State> state_;          // by slot
+  std::vector<int64_t> end_;          // by slot, of the last play
+  std::vector<int64_t> free_, left_;  // by resource: when it is free, and what it has still to serve
+  std::vector<int32_t> suffix_;       // what the last play served, in order, from position `cut_` on
+  std::vector<Checkpoint> noted_;     // during it
+  int32_t cut_ = 0;
+  uint32_t play_ = 0;
+  int64_t makespan_ = 0, num_served_ = 0;
+
+  std::vector<Sweep> sweep_;   // by slot
+  std::vector<Ready> offers_;  // a heap
+  bool inverted_ = false;
+  std::vector<int32_t> before_begin_, before_;          // by slot: the predecessors in what was adopted
+  std::vector<uint32_t> edited_;                        // by slot: the play in which its successors are no longer those
+  std::vector<std::pair<int32_t, uint32_t>> added_at_;  // by slot: where in `added_`, and in which play
+  std::vector<Edge> added_;                             // edges from such tasks and new ones, by target
+
+  // What was adopted.
+  std::vector<int32_t> order_, position_;     // slots, and where each stands, -1 where it does not
+  std::vector<int64_t> old_ready_, old_end_;  // by slot
+  std::vector<int32_t> reach_;                // by position: the last position that waits for it
+  std::vector<int64_t> latest_;               // by position: the latest end so far
+  std::vector<Checkpoint> checkpoints_;
+  int64_t first_backward_ = 0, old_makespan_ = 0;
+};
+
+// False where one of its resources cannot be done by the limit.
+inline bool Engine::serve(const Task& task, int64_t ready, int64_t limit, int64_t& end) {
+  int64_t served = ready;
+  bool possible = true;
+  const auto hold = [&](const Hold& hold) {
+    const int64_t done = std::max(ready, free_[hold.resource]) + hold.duration;
+    free_[hold.resource] = done;
+    left_[hold.resource] -= hold.duration;
+    served = std::max(served, done);
+    possible &= left_[hold.resource] <= limit - done;
+  };
+  if (task.num_holds > 0) hold(task.first);
+  for (int32_t i = 1; i < task.num_holds; ++i) hold(task.holds[i]);
+  end = served + task.latency;
+  return possible;
+}
+
+template <typename Visit>
+void Engine::each(Visit visit) const {
+  for (int32_t i = 0; i < cut_; ++i) visit(order_[i], old_ready_[order_[i]], old_end_[order_[i]]);
+  for (const int32_t slot : suffix_) visit(slot, state_[slot].ready, end_[slot]);
+}
+
+}  // namespace soapstone

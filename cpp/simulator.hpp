@@ -1,0 +1,41 @@
+// Predicts what a change of some ops' configurations would do: propose, then accept or reject.
+#pragma once
+
+#include <optional>
+
+#include "engine.hpp"
+
+namespace soapstone {
+
+class Simulator {
+ public:
+  Simulator(const Graph& of, Machine on, const Times& times) : graph(of, std::move(on), times, false), engine_(graph) {}
+
+  // The first strategy; its times must be known.
+  int64_t begin(const std::vector<Configuration>& strategy);
+  // The makespan, or nothing where it passes the limit; then the proposal is rejected already.
+  std::optional<int64_t> propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
+                                 Method method);
+  void accept();
+  void reject();
+
+  bool is_open() const { return open_; }
+  int64_t makespan() const { return makespan_; }  // of what was accepted
+  const Engine& engine() const { return engine_; }
+  const Bounds& bounds() const { return bounds_; }
+  // Proposals that bounds rejected before they were played, and during it.
+  int64_t num_unplayed() const { return num_unplayed_; }
+  int64_t num_cut_short() const { return num_cut_short_; }
+
+  TaskGraph graph;
+
+ private:
+  void check(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
+
+  Engine engine_;
+  Bounds bounds_;
+  int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
+  bool begun_ = false, open_ = false;
+};
+
+}  // namespace soapstone

@@ -1,0 +1,168 @@
+// Gradient sums: the pieces of parameters, put into buckets of one holder set, and who waits for them.
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "taskgraph.hpp"
+
+namespace soapstone {
+
+class SyncBuilder {
+ public:
+  SyncBuilder(TaskGraph& graph, const SyncGroup& group, SyncBlock& block)
+      : graph_(graph), group_(group), block_(block), slowest_(group.ops.size()) {}
+
+  void build() {
+    for (const int32_t tensor : group_.tensors) add_pieces(tensor);
+    block_.edges.resize(group_.ops.size());
+    block_.weights.assign(group_.ops.size(), uncounted);
+    if (!group_.grad) return;
+    for (size_t i = 0; i < group_.ops.size(); ++i)
+      slowest_[i].assign(graph_.ops[group_.ops[i]].layout->num_parts, uncounted);
+    fill_buckets();
+    add_syncs();
+    add_lone_pieces();
+    for (size_t i = 0; i < group_.ops.size(); ++i)
+      block_.weights[i] = *std::min_element(slowest_[i].begin(), slowest_[i].end());
+  }
+
+ private:
+  const Tensor& tensor(size_t i) const { return graph_.graph.tensors[group_.tensors[i]]; }
+
+  void add_pieces(int32_t index) {
+    std::map<std::vector<int64_t>, size_t> known;
+    std::vector<Reading> readings;
+    for (const auto& [op, input] : graph_.graph.tensors[index].readers) {
+      const auto& state = graph_.ops[op];
+      const auto& share = state.layout->inputs[input];
+      const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
+      for (size_t box = 0; box < share.boxes.size(); ++box) {
+        if (share.boxes[box].empty()) continue;
+        auto& reading = reading_of(share.boxes[box], known, readings);
+        for (int32_t i = share.begin[box]; i < share.begin[box + 1]; ++i) {
+          reading.parts.emplace_back(static_cast<int32_t>(place), share.parts[i]);
+          reading.devices.push_back(state.configuration.devices[share.parts[i]]);
+        }
+      }
+    }
+    for (auto& reading : readings) {
+      std::sort(reading.devices.begin(), reading.devices.end());
+      reading.devices.erase(std::unique(reading.devices.begin(), reading.devices.end()), reading.devices.end());
+    }
+    block_.pieces.push_back(pieces_of(readings));
+  }
+
+  static Reading& reading_of(const std::vector<Box>& boxes, std::map<std::vector<int64_t>, size_t>& known,
+                             std::vector<Reading>& readings) {
+    std::vector<int64_t> key;
+    for (const auto& box : boxes)
+      for (const auto& interval : box) key.insert(key.end(), {interval.lo, interval.hi});
+    const auto [at, fresh] = known.try_emplace(std::move(key), readings.size());
+    if (fresh) readings.push_back({&boxes, {}, {}});
+    return readings[at->second];
+  }
+
+  // Pieces in the order in which backward completes them; a bucket ends where the next has other holders or no room.
+  void fill_buckets() {
+    for (size_t i = 0; i < group_.tensors.size(); ++i)
+      for (size_t p = 0; p < block_.pieces[i].size(); ++p) {
+        const auto& piece = block_.pieces[i][p];
+        if (piece.holders.size() < 2) continue;
+        const int64_t more = piece.elements * tensor(i).item_size;
+        if (block_.buckets.empty() || !fits(block_.buckets.back(), i, piece, more)) block_.buckets.emplace_back();
+        block_.buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
+        block_.buckets.back().bytes += more;
+      }
+  }
+
+  bool fits(const Bucket& bucket, size_t i, const Piece& piece, int64_t more) const {
+    const auto& [first, p] = bucket.pieces[0];
+    return block_.pieces[first][p].holders == piece.holders && tensor(first).item_size == tensor(i).item_size &&
+           bucket.bytes + more <= graph_.machine.bucket_bytes;
+  }
+
+  void add_syncs() {
+    BlockWriter writer(graph_.pool, block_, static_cast<int32_t>(block_.buckets.size()));
+    const auto last_op = static_cast<int64_t>(graph_.graph.ops.size()) - 1;
+    for (auto& bucket : block_.buckets) {
+      const auto& [i, p] = bucket.pieces[0];
+      const auto& holders = block_.pieces[i][p].holders;
+      const auto first = block_.holds.size();
+      const int64_t latency = graph_.machine.topology.all_reduce(holders, bucket.bytes, block_.holds);
+      int64_t time = 0;
+      for (size_t at = first; at < block_.holds.size(); ++at) time = std::max(time, block_.holds[at].duration);
+      const int64_t order = last_op - tensor(i).readers.front().first;
+      bucket.slot =
+          writer.add(pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p), latency, graph_.sync_tail());
+      for (const auto& [index, piece] : bucket.pieces) wait(block_.pieces[index][piece], bucket.slot, time + latency);
+      block_.next.insert(block_.next.end(), holders.begin(), holders.end());
+    }
+    writer.finish();
+    const int32_t* at = block_.next.data();
+    for (const auto& bucket : block_.buckets) {
+      const auto& [i, p] = bucket.pieces[0];
+      auto& task = graph_.pool.tasks[bucket.slot];
+      task.next = at;
+      task.num_next = static_cast<int32_t>(block_.pieces[i][p].holders.size());
+      at += task.num_next;
+    }
+  }
+
+  // A piece with one holder goes straight to its update.
+  void add_lone_pieces() {
+    for (const auto& pieces : block_.pieces)
+      for (const auto& piece : pieces)
+        if (piece.holders.size() == 1) wait(piece, piece.holders[0], 0);
+  }
+
+  void wait(const Piece& piece, int32_t slot, int64_t time) {
+    for (const auto& [place, part] : piece.parts) {
+      const int32_t op = group_.ops[place];
+      if (!graph_.graph.ops[op].backward) continue;
+      block_.edges[place].push_back({graph_.ops[op].block->backward[part], slot});
+      slowest_[place][part] = std::max(slowest_[place][part], time);
+    }
+  }
+
+  TaskGraph& graph_;
+  const SyncGroup& group_;
+  SyncBlock& block_;
+  std::vector<std::vector<int64_t>> slowest_;  // by op and part: the longest sum that its gradients go to
+};
+
+std::shared_ptr<SyncBlock> TaskGraph::make_sync_block(int32_t group) {
+  auto block = std::make_shared<SyncBlock>();
+  SyncBuilder(*this, groups[group], *block).build();
+  return block;
+}
+
+// Parameters in the order in which backward completes them, one a group where nothing shares a bucket.
+void TaskGraph::make_groups() {
+  std::vector<std::pair<int32_t, int32_t>> order;  // (first reader, tensor)
+  for (size_t i = 0; i < graph.tensors.size(); ++i)
+    if (graph.tensors[i].source == Source::parameter && !graph.tensors[i].readers.empty())
+      order.emplace_back(-graph.tensors[i].readers.front().first, static_cast<int32_t>(i));
+  std::sort(order.begin(), order.end());
+  int32_t shared = -1;
+  for (const auto& [unused, tensor] : order) {
+    const bool grad = graph.tensors[tensor].grad;
+    if (machine.bucket_bytes > 0 && grad && shared >= 0) {
+      groups[shared].tensors.push_back(tensor);
+      continue;
+    }
+    if (grad) shared = static_cast<int32_t>(groups.size());
+    groups.push_back({{tensor}, {}, grad});
+  }
+  groups_of_op.resize(graph.ops.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    auto& readers = groups[i].ops;
+    for (const int32_t tensor : groups[i].tensors)
+      for (const auto& [op, input] : graph.tensors[tensor].readers) readers.push_back(op);
+    std::sort(readers.begin(), readers.end());
+    readers.erase(std::unique(readers.begin(), readers.end()), readers.end());
+    for (size_t k = 0; k < readers.size(); ++k)
+      groups_of_op[readers[k]].emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(k));
+  }
+}
+
+}  // namespace soapstone

@@ -1,0 +1,63 @@
+#include "tasks.hpp"
+
+#include <stdexcept>
+
+namespace soapstone {
+
+// phase 2 bits, op 16, kind 3, slot 7, major 18, minor 18.
+uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) {
+  constexpr int64_t wide = 1 << 18, most_ops = 1 << 16, most_slots = 1 << 7;
+  if (op >= most_ops || slot >= most_slots || major >= wide || minor >= wide)
+    throw std::invalid_argument(
+        "the task graph has more than 2^16 ops, 2^18 parts or devices, or 128 outputs of one op");
+  uint64_t key = phase << 16 | static_cast<uint64_t>(op);
+  key = key << 3 | static_cast<uint64_t>(kind);
+  key = key << 7 | static_cast<uint64_t>(slot);
+  key = key << 18 | static_cast<uint64_t>(major);
+  return key << 18 | static_cast<uint64_t>(minor);
+}
+
+int32_t TaskPool::take(int32_t count) {
+  if (auto& begins = free_[count]; !begins.empty()) {
+    const int32_t begin = begins.back();
+    begins.pop_back();
+    for (int32_t slot = begin; slot < begin + count; ++slot) {
+      tasks[slot] = Task{};
+      waiting[slot] = 0;
+    }
+    return begin;
+  }
+  const auto begin = static_cast<int32_t>(tasks.size());
+  tasks.resize(begin + count);
+  waiting.resize(begin + count);
+  return begin;
+}
+
+void TaskPool::give_back(const Block& block) {
+  if (block.count > 0) free_[block.count].push_back(block.begin);
+}
+
+BlockWriter::BlockWriter(TaskPool& pool, Block& block, int32_t count) : pool_(pool), block_(block) {
+  block.count = count;
+  block.begin = pool.take(count);
+  begins_.reserve(count + 1);
+  begins_.push_back(0);
+}
+
+int32_t BlockWriter::add(uint64_t key, int64_t latency, int32_t tail) {
+  const auto slot = block_.begin + static_cast<int32_t>(begins_.size()) - 1;
+  Task& task = pool_.tasks[slot];
+  task.key = key;
+  task.latency = latency;
+  task.tail = tail;
+  task.num_holds = static_cast<int32_t>(block_.holds.size() - begins_.back());
+  if (task.num_holds > 0) task.first = block_.holds[begins_.back()];
+  begins_.push_back(block_.holds.size());
+  return slot;
+}
+
+void BlockWriter::finish() {
+  for (int32_t i = 0; i < block_.count; ++i) pool_.tasks[block_.begin + i].holds = block_.holds.data() + begins_[i];
+}
+
+}  // namespace soapstone

@@ -1,0 +1,79 @@
+// Tasks as the engines see them, and the pool that they lie in. A task keeps its slot for as long as nothing that it
+// depends on changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "timeline.hpp"
+
+namespace soapstone {
+
+enum class Kind : int32_t { forward, backward, combine, transfer, sync, update };
+
+enum Phase : uint64_t { forward_phase, backward_phase, sync_phase, update_phase };
+
+// What orders tasks that are ready at the same time. It depends on the strategy alone, never on history.
+uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor);
+
+// One cache line; the first hold lies here, since most tasks have no other.
+struct alignas(64) Task {
+  uint64_t key = 0;
+  int64_t latency = 0;
+  Hold first{0, 0};
+  const Hold* holds = nullptr;
+  const int32_t* next = nullptr;  // slots of the tasks that wait for this one
+  int32_t num_holds = 0, num_next = 0;
+  int32_t tail = 0;  // which of the bounds' tails follows it
+};
+
+struct Edge {
+  int32_t from, to;  // slots
+};
+
+// Tasks that come and go together, with what they hold.
+struct Block {
+  int32_t begin = 0, count = 0;  // slots
+  std::vector<Hold> holds;
+};
+
+class TaskPool {
+ public:
+  explicit TaskPool(int32_t num_fixed) : tasks(num_fixed), waiting(num_fixed) {}
+
+  std::vector<Task> tasks;       // by slot
+  std::vector<int32_t> waiting;  // for how many others each waits
+
+  int32_t take(int32_t count);
+  void give_back(const Block& block);
+
+  void link(const std::vector<int32_t>& next) {
+    for (const int32_t slot : next) ++waiting[slot];
+  }
+  void unlink(const std::vector<int32_t>& next) {
+    for (const int32_t slot : next) --waiting[slot];
+  }
+
+ private:
+  std::unordered_map<int32_t, std::vector<int32_t>> free_;  // by count
+};
+
+// Fills a block's tasks one after the other.
+class BlockWriter {
+ public:
+  BlockWriter(TaskPool& pool, Block& block, int32_t count);
+
+  // The task's holds are those that stand in block.holds since the last call.
+  int32_t add(uint64_t key, int64_t latency, int32_t tail);
+  // Holds lie still only now.
+  void finish();
+
+ private:
+  TaskPool& pool_;
+  Block& block_;
+  std::vector<std::size_t> begins_;
+};
+
+}  // namespace soapstone

@@ -1,0 +1,39 @@
+#include "times.hpp"
+
+#include <stdexcept>
+
+namespace soapstone {
+
+Extents extents_of(const Op& op, const Degrees& degrees) {
+  if (degrees.size() != op.dims.size()) throw std::invalid_argument("an op has one degree a dim");
+  Extents result;
+  int64_t num_parts = 1;
+  for (const int32_t degree : degrees) num_parts *= degree;
+  std::map<std::vector<int64_t>, int32_t> index;
+  for (int64_t part = 0; part < num_parts; ++part) {
+    std::vector<int64_t> extent;
+    for (const auto& interval : op_box(op, degrees, part)) extent.push_back(interval.size());
+    const auto [at, fresh] = index.try_emplace(std::move(extent), static_cast<int32_t>(result.distinct.size()));
+    if (fresh) result.distinct.push_back(at->first);
+    result.of_part.push_back(at->second);
+  }
+  return result;
+}
+
+void Times::set(int32_t op, const Degrees& degrees, int32_t kind, std::vector<PartTimes> times) {
+  if (times.size() != extents(op, degrees).distinct.size())
+    throw std::invalid_argument("an op needs one time for each of its distinct extents");
+  known_.at(op)[{degrees, kind}] = std::move(times);
+}
+
+bool Times::has(int32_t op, const Degrees& degrees, int32_t kind) const {
+  return known_.at(op).contains({degrees, kind});
+}
+
+const std::vector<PartTimes>& Times::of(int32_t op, const Degrees& degrees, int32_t kind) const {
+  const auto at = known_[op].find({degrees, kind});
+  if (at == known_[op].end()) throw std::invalid_argument("an op has no times for its degrees on a kind of device");
+  return at->second;
+}
+
+}  // namespace soapstone

@@ -1,0 +1,39 @@
+// What compute tasks take, told once for each op, its degrees and a kind of device.
+#pragma once
+
+#include <map>
+
+#include "opgraph.hpp"
+
+namespace soapstone {
+
+using Degrees = std::vector<int32_t>;
+
+// Nanoseconds of one part; `finish_*` are the steps behind a combine and count only where there are any.
+struct PartTimes {
+  int64_t forward = 1, backward = 1, finish_forward = 1, finish_backward = 1;
+};
+
+// The distinct extents of an op's parts, and which of them each part has.
+struct Extents {
+  std::vector<std::vector<int64_t>> distinct;
+  std::vector<int32_t> of_part;
+};
+Extents extents_of(const Op&, const Degrees&);
+
+class Times {
+ public:
+  explicit Times(const Graph& graph) : graph_(graph), known_(graph.ops.size()) {}
+
+  // One for each of the distinct extents, in their order.
+  void set(int32_t op, const Degrees&, int32_t kind, std::vector<PartTimes> times);
+  bool has(int32_t op, const Degrees&, int32_t kind) const;
+  const std::vector<PartTimes>& of(int32_t op, const Degrees&, int32_t kind) const;
+  Extents extents(int32_t op, const Degrees& degrees) const { return extents_of(graph_.ops.at(op), degrees); }
+
+ private:
+  const Graph& graph_;
+  std::vector<std::map<std::pair<Degrees, int32_t>, std::vector<PartTimes>>> known_;  // by op
+};
+
+}  // namespace soapstone

@@ -1,0 +1,110 @@
+"""Predict change after change of a strategy, as a search does.
+
+The task graph is kept and only what a change touches is made anew; times are played by the engine that is fastest
+for the case; with a limit, a proposal is dropped as soon as a lower bound of its makespan passes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from .. import _core
+from ..costs import AnalyticCosts, Costs
+from ..errors import SoapstoneError, StrategyError
+from ..graph import OperatorGraph
+from ..strategy import Configuration, Strategy
+from ..topology import Topology
+from .memory import states_of
+from .simulation import Simulation, simulate
+from .times import KnownTimes, machine_of
+
+ENGINES = ("full", "resume", "delta")
+
+
+class Simulator:
+    """The makespan of a strategy and of changes to it. Raises what `simulate` raises."""
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        topology: Topology,
+        strategy: Strategy,
+        *,
+        costs: Costs | None = None,
+        optimizer: str = "adam",
+        bucket_bytes: int = 0,
+    ) -> None:
+        strategy.check(graph, topology)
+        self.graph, self.topology, self.strategy = graph, topology, strategy
+        self.costs, self.optimizer, self.bucket_bytes = costs or AnalyticCosts(), optimizer, bucket_bytes
+        self._times = KnownTimes(graph, topology, self.costs)
+        machine = machine_of(topology, self._times, optimizer, bucket_bytes)
+        self.native = _core.Simulator(graph.native, machine, self._times.native)
+        for index, (degrees, devices) in enumerate(strategy.native):
+            self._times.fill(index, degrees, devices)
+        self.native.begin(strategy.native)
+        self._proposed: dict[str, Configuration] = {}
+
+    @property
+    def makespan_ns(self) -> int:
+        """Of the strategy, without what is proposed."""
+        return self.native.makespan
+
+    @property
+    def memory_bound(self) -> np.ndarray:
+        """Bytes by device that no order of the tasks can pass, of what is proposed, else of the strategy."""
+        parameters, gradients, saved, made, buckets, transient = self.native.memory()
+        bound: np.ndarray = parameters + (1 + states_of(self.optimizer)) * gradients + saved + made + buckets
+        return bound + transient
+
+    def propose(
+        self, changes: Mapping[str, Configuration], *, limit: int | None = None, engine: str = "resume"
+    ) -> int | None:
+        """The makespan in ns with these ops configured so, until `accept` or `reject`. None where it would pass the
+        limit (ns): then it is rejected already. Raises StrategyError for what no strategy may have."""
+        if engine not in ENGINES:
+            raise SoapstoneError(f"there is no engine {engine!r}; use one of {', '.join(ENGINES)}")
+        native = []
+        for name, configuration in changes.items():
+            index = self.graph.index(name)
+            op = self.graph.ops[index]
+            if not isinstance(configuration, Configuration):
+                raise StrategyError(f"op {name!r} needs a Configuration, not {type(configuration).__name__}")
+            configuration.check(op, self.topology.num_devices)
+            degrees, devices = configuration.degrees_of(op), list(configuration.devices)
+            self._times.fill(index, degrees, devices)
+            native.append((index, (degrees, devices)))
+        if self.native.is_open:
+            raise SoapstoneError("the last proposal is still open; call accept() or reject() first")
+        makespan = self.native.propose(native, limit, ENGINES.index(engine))
+        if makespan is not None:
+            self._proposed = dict(changes)
+        return makespan
+
+    def accept(self) -> None:
+        """Make the proposal the strategy."""
+        self._end("accept")
+        self.native.accept()
+        self.strategy = self.strategy.replace(self._proposed)
+
+    def reject(self) -> None:
+        """Forget the proposal."""
+        self._end("reject")
+        self.native.reject()
+
+    def _end(self, what: str) -> None:
+        if not self.native.is_open:
+            raise SoapstoneError(f"there is no proposal to {what}; propose one first")
+
+    def result(self) -> Simulation:
+        """The strategy's whole simulation."""
+        return simulate(
+            self.graph,
+            self.topology,
+            self.strategy,
+            costs=self.costs,
+            optimizer=self.optimizer,
+            bucket_bytes=self.bucket_bytes,
+        )
