@@ -468,7 +468,7 @@ void bind_simulator(nb::module_& m) {
           "memory", [](Simulator& self) { return memory_of(self.graph); }, memory_doc)
       .def_prop_ro("is_open", &Simulator::is_open)
       .def_prop_ro("makespan", &Simulator::makespan)
-      .def_prop_ro("bound", [](const Simulator& self) { return self.bounds().bound(); })
+      .def_prop_ro("bound", &Simulator::bound)
       .def_prop_ro("num_served", [](const Simulator& self) { return self.engine().num_served(); })
       .def_prop_ro("num_tasks", [](const Simulator& self) { return self.engine().num_tasks(); })
       .def_prop_ro("num_unplayed", &Simulator::num_unplayed)

@@ -1,11 +1,13 @@
 // Tasks that are ready, by (ready, key). Time is cut into as many days as there are tasks; a day's tasks are put in
-// order when it comes, so that most cost no comparison at all.
+// order when it comes, so that most cost no comparison at all. A day's tasks are linked through their own states.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <vector>
+
+#include "tasks.hpp"
 
 namespace soapstone {
 
@@ -18,9 +20,11 @@ struct Ready {
 
 class Calendar {
  public:
+  explicit Calendar(TaskPool& pool) : pool_(pool) {}
+
   // Nothing comes before `start`; most comes before `end`, the rest on the last day.
-  void reset(int64_t start, int64_t end, size_t num_tasks, size_t num_slots) {
-    const size_t days = std::clamp<size_t>(std::bit_ceil(num_tasks), 64, 1 << 20);
+  void reset(int64_t start, int64_t end, size_t num_tasks) {
+    const size_t days = std::clamp<size_t>(4 * std::bit_ceil(num_tasks), 64, 1 << 20);
     start_ = start;
     const auto span = static_cast<uint64_t>(std::max<int64_t>(end - start, 1));
     shift_ = std::max(0, static_cast<int>(std::bit_width(span)) - static_cast<int>(std::bit_width(days)) + 1);
@@ -30,36 +34,48 @@ class Calendar {
     now_.clear();
     some_.assign(days / 64, 0);
     first_.resize(days);
-    if (next_.size() < num_slots) next_.resize(num_slots);
   }
 
-  void push(const Ready& task) {
-    const int64_t day = std::min((task.ready - start_) >> shift_, last_);
-    if (day == today_) return insert(task);
+  // At the time that stands in its state.
+  void push(int32_t slot) {
+    auto& state = pool_.states[slot];
+    const int64_t day = std::min((state.ready - start_) >> shift_, last_);
+    if (day == today_) return insert(look(slot));
     uint64_t& word = some_[day >> 6];
     const uint64_t bit = uint64_t{1} << (day & 63);
-    next_[task.slot] = word & bit ? first_[day] : -1;
+    state.link = word & bit ? first_[day] : -1;
     word |= bit;
-    first_[day] = task.slot;
+    first_[day] = slot;
   }
 
-  // `look` gives a slot's Ready. False where none is left.
-  template <typename Look>
-  bool pop(Ready& task, Look look) {
-    if (at_ == now_.size() && !turn(look)) return false;
+  // False where none is left.
+  bool pop(Ready& task) {
+    if (at_ == now_.size()) {
+      if (!turn()) return false;
+      const int32_t slot = first_[today_];
+      if (pool_.states[slot].link < 0) {  // alone today
+        task = look(slot);
+        return true;
+      }
+      gather(slot);
+    }
     task = now_[at_++];
     return true;
   }
 
  private:
+  Ready look(int32_t slot) const { return {pool_.states[slot].ready, pool_.tasks[slot].key, slot}; }
+
   void insert(const Ready& task) {
     now_.push_back(task);
     for (size_t i = now_.size() - 1; i > at_ && now_[i] < now_[i - 1]; --i) std::swap(now_[i], now_[i - 1]);
   }
 
-  template <typename Look>
-  bool turn(Look look) {
+  // To the next day that has tasks.
+  bool turn() {
     const int64_t from = today_ + 1;
+    now_.clear();
+    at_ = 0;
     if (from > last_) return false;
     size_t word = from >> 6;
     uint64_t bits = some_[word] & (~uint64_t{0} << (from & 63));
@@ -68,21 +84,22 @@ class Calendar {
       bits = some_[word];
     }
     today_ = static_cast<int64_t>(word << 6) + std::countr_zero(bits);
-    now_.clear();
-    at_ = 0;
-    for (int32_t slot = first_[today_]; slot >= 0; slot = next_[slot]) now_.push_back(look(slot));
-    std::reverse(now_.begin(), now_.end());  // the last to come stands first
-    if (!std::is_sorted(now_.begin(), now_.end())) std::sort(now_.begin(), now_.end());
     return true;
   }
 
+  void gather(int32_t slot) {
+    for (; slot >= 0; slot = pool_.states[slot].link) now_.push_back(look(slot));
+    std::reverse(now_.begin(), now_.end());  // the last to come stands first
+    if (!std::is_sorted(now_.begin(), now_.end())) std::sort(now_.begin(), now_.end());
+  }
+
+  TaskPool& pool_;
   int64_t start_ = 0, last_ = 0, today_ = -1;
   int shift_ = 0;
   size_t at_ = 0;
   std::vector<Ready> now_;      // today's, in order
   std::vector<uint64_t> some_;  // a bit a day: has it any tasks?
   std::vector<int32_t> first_;  // by day
-  std::vector<int32_t> next_;   // by slot
 };
 
 }  // namespace soapstone

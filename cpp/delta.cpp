@@ -44,7 +44,7 @@ int64_t Engine::pull(int32_t slot) const {
   int64_t ready = 0;
   const auto see = [&](int32_t from) {
     const bool anew = sweep_[from].play == play_ && sweep_[from].served;
-    ready = std::max(ready, anew ? end_[from] : old_end_[from]);
+    ready = std::max(ready, anew ? served_[from].end : old_end_[from]);
   };
   if (is_old(slot))
     for (int32_t i = before_begin_[slot]; i < before_begin_[slot + 1]; ++i)
@@ -142,8 +142,7 @@ bool Engine::serve_anew(int32_t slot, int64_t ready, int64_t limit, const Bounds
   int64_t end;
   if (!serve(task, ready, limit, end) || bounds.tail(task.tail) > limit - end) return false;
   sweep.served = true;
-  state_[slot].ready = ready;
-  end_[slot] = end;
+  served_[slot] = {ready, end};
   suffix_.push_back(slot);
   makespan_ = std::max(makespan_, end);
   num_served_ += !is_old(slot) || end != old_end_[slot];
@@ -180,12 +179,12 @@ bool Engine::take_old(int32_t slot, int64_t limit, const Bounds& bounds) {
 }
 
 bool Engine::sweep(int64_t limit, const Bounds& bounds) {
-  sweep_.resize(state_.size());
-  edited_.resize(state_.size());
-  added_at_.resize(state_.size());
+  sweep_.resize(served_.size());
+  edited_.resize(served_.size());
+  added_at_.resize(served_.size());
   offers_.clear();
   open_fresh();
-  const auto every = std::max<size_t>(256, 2 * free_.size());
+  const auto every = std::max<size_t>(256, 2 * resources_.size());
   size_t next_note = 0;
   auto at = static_cast<size_t>(cut_);
   while (true) {

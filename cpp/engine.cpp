@@ -15,8 +15,8 @@ constexpr int32_t forever = INT32_MAX;
 
 bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   const size_t num_slots = graph_.pool.tasks.size();
-  state_.resize(num_slots);
-  end_.resize(num_slots);
+  served_.resize(num_slots);
+  touched_.resize(num_slots);
   position_.resize(num_slots, -1);
   old_ready_.resize(num_slots);
   old_end_.resize(num_slots);
@@ -37,9 +37,16 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   makespan_ = cut_ == 0 ? 0 : latest_[cut_ - 1];
   if (method == Method::delta && !order_.empty()) return sweep(limit, bounds);
   const int64_t until = order_.empty() ? 4 * bounds.bound() : old_makespan_;
-  calendar_.reset(change, until, order_.empty() ? state_.size() : order_.size() - cut_, state_.size());
+  calendar_.reset(change, until, order_.empty() ? num_slots : order_.size() - cut_);
   seed(cut_);
-  return serve_all(limit, bounds);
+  const bool done = serve_all(limit, bounds);
+  restore();
+  return done;
+}
+
+void Engine::restore() {
+  for (size_t i = 0; i < num_touched_; ++i) graph_.pool.states[touched_[i]] = {0, graph_.pool.waiting[touched_[i]], 0};
+  num_touched_ = 0;
 }
 
 // No task that the change adds, removes or moves is ready before this.
@@ -63,19 +70,16 @@ int64_t Engine::first_change() const {
 
 // The resources as they are before the task at `cut` is served.
 void Engine::start(int32_t cut) {
-  const size_t num_resources = graph_.work.size();
   int32_t from = 0;
-  left_ = graph_.work;
   const auto after = std::upper_bound(checkpoints_.begin(), checkpoints_.end(), cut,
                                       [](int32_t at, const Checkpoint& point) { return at < point.position; });
   if (after == checkpoints_.begin()) {
-    free_.assign(num_resources, 0);
+    resources_.assign(graph_.work.size(), {0, 0});
   } else {
-    const Checkpoint& point = *(after - 1);
-    from = point.position;
-    free_ = point.free;
-    for (size_t i = 0; i < num_resources; ++i) left_[i] -= point.served[i];
+    from = (after - 1)->position;
+    resources_ = (after - 1)->resources;
   }
+  for (size_t i = 0; i < resources_.size(); ++i) resources_[i].left = graph_.work[i] - resources_[i].left;
   replay(from, cut);
 }
 
@@ -88,9 +92,7 @@ void Engine::replay(int32_t from, int32_t to) {
 void Engine::seed(int32_t cut) {
   if (cut == 0) {
     graph_.each_slot([&](int32_t slot) {
-      if (graph_.pool.waiting[slot] > 0) return;
-      state_[slot] = {0, 0, play_};
-      calendar_.push(look(slot));
+      if (graph_.pool.waiting[slot] == 0) calendar_.push(slot);
     });
     return;
   }
@@ -99,10 +101,8 @@ void Engine::seed(int32_t cut) {
     if (reach_[i] < cut) continue;
     const Task& task = graph_.pool.tasks[order_[i]];
     const int64_t end = old_end_[order_[i]];
-    for (int32_t k = 0; k < task.num_next; ++k) {
-      const int32_t slot = task.next[k];
-      if (position_[slot] < 0 || position_[slot] >= cut) give(slot, end);
-    }
+    for (int32_t k = 0; k < task.num_next; ++k)
+      if (position_[task.next[k]] < 0 || position_[task.next[k]] >= cut) give(task.next + k, 1, end);
   }
   for (const auto& [position, reach] : reached) reach_[position] = reach;
 }
@@ -119,42 +119,56 @@ std::vector<std::pair<int32_t, int32_t>> Engine::far_reach() {
   return before;
 }
 
-inline void Engine::give(int32_t slot, int64_t end) {
-  State& state = state_[slot];
-  if (state.play != play_) state = {0, graph_.pool.waiting[slot], play_};
-  state.ready = std::max(state.ready, end);
-  if (--state.waiting == 0) calendar_.push(look(slot));
+// Counted without a jump: which tasks are seen first, and which are ready now, is hard to predict.
+inline void Engine::give(const int32_t* slots, int32_t count, int64_t end) {
+  if (due_.size() < static_cast<size_t>(count)) due_.resize(2 * count);
+  size_t num_due = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t slot = slots[i];
+    auto& state = graph_.pool.states[slot];
+    touched_[num_touched_] = slot;
+    num_touched_ += state.ready == 0;
+    state.ready = std::max(state.ready, end);
+    due_[num_due] = slot;
+    num_due += --state.waiting == 0;
+  }
+  for (size_t i = 0; i < num_due; ++i) {
+    __builtin_prefetch(&graph_.pool.tasks[due_[i]]);
+    calendar_.push(due_[i]);
+  }
 }
 
 bool Engine::hopeless(int64_t now, int64_t limit) const {
-  for (size_t i = 0; i < free_.size(); ++i)
-    if (std::max(free_[i], now) + left_[i] > limit) return true;
+  for (const auto& [free, left] : resources_)
+    if (left > 0 && std::max(free, now) + left > limit) return true;
   return false;
 }
 
 bool Engine::serve_all(int64_t limit, const Bounds& bounds) {
-  const auto every = static_cast<int32_t>(std::max<size_t>(256, 2 * free_.size()));
-  const auto look_up = [&](int32_t slot) { return look(slot); };
+  const auto every = static_cast<int32_t>(std::max<size_t>(256, 2 * resources_.size()));
+  int32_t until_check = 1;
   Ready next;
-  while (calendar_.pop(next, look_up)) {
-    if (num_served_++ % every == 0) {
+  while (calendar_.pop(next)) {
+    ++num_served_;
+    if (--until_check == 0) {
       if (hopeless(next.ready, limit)) return false;
       checkpoint(cut_ + static_cast<int32_t>(num_served_) - 1);
+      until_check = every;
     }
     const Task& task = graph_.pool.tasks[next.slot];
     int64_t end;
     if (!serve(task, next.ready, limit, end) || bounds.tail(task.tail) > limit - end) return false;
-    end_[next.slot] = end;
+    served_[next.slot] = {next.ready, end};
     suffix_.push_back(next.slot);
     makespan_ = std::max(makespan_, end);
-    for (int32_t i = 0; i < task.num_next; ++i) give(task.next[i], end);
+    give(task.next, task.num_next, end);
   }
   return makespan_ <= limit;
 }
 
 void Engine::checkpoint(int32_t position) {
-  Checkpoint point{position, free_, graph_.work};
-  for (size_t i = 0; i < point.served.size(); ++i) point.served[i] -= left_[i];
+  Checkpoint point{position, resources_};
+  for (size_t i = 0; i < resources_.size(); ++i) point.resources[i].left = graph_.work[i] - resources_[i].left;
   noted_.push_back(std::move(point));
 }
 
@@ -164,12 +178,13 @@ void Engine::adopt() {
   order_.resize(cut_);
   order_.insert(order_.end(), suffix_.begin(), suffix_.end());
   latest_.resize(order_.size());
+  far_reach();
   for (size_t i = cut_; i < order_.size(); ++i) {
     const int32_t slot = order_[i];
     position_[slot] = static_cast<int32_t>(i);
-    old_ready_[slot] = state_[slot].ready;
-    old_end_[slot] = end_[slot];
-    latest_[i] = std::max(i == 0 ? 0 : latest_[i - 1], end_[slot]);
+    old_ready_[slot] = served_[slot].ready;
+    old_end_[slot] = served_[slot].end;
+    latest_[i] = std::max(i == 0 ? 0 : latest_[i - 1], served_[slot].end);
   }
   while (!checkpoints_.empty() && checkpoints_.back().position >= cut_) checkpoints_.pop_back();
   std::move(noted_.begin(), noted_.end(), std::back_inserter(checkpoints_));
@@ -178,8 +193,10 @@ void Engine::adopt() {
   const auto back = std::find_if(order_.begin(), order_.end(),
                                  [&](int32_t slot) { return graph_.pool.tasks[slot].key >> 62 != forward_phase; });
   first_backward_ = back == order_.end() ? INT64_MAX : old_ready_[*back];
-  reach_.assign(order_.size(), -1);
+  reach_.resize(order_.size(), forever);
   for (size_t i = 0; i < order_.size(); ++i) {
+    if (i < static_cast<size_t>(cut_) && reach_[i] < cut_) continue;
+    reach_[i] = -1;
     const Task& task = graph_.pool.tasks[order_[i]];
     for (int32_t k = 0; k < task.num_next; ++k) reach_[i] = std::max(reach_[i], position_[task.next[k]]);
   }

@@ -18,7 +18,7 @@ enum class Method : int32_t { full, resume, delta };
 
 class Engine {
  public:
-  explicit Engine(TaskGraph& graph) : graph_(graph) {}
+  explicit Engine(TaskGraph& graph) : graph_(graph), calendar_(graph.pool) {}
 
   // Plays the graph as it is. False where the makespan passes the limit.
   bool play(Method method, int64_t limit, const Bounds& bounds);
@@ -43,27 +43,28 @@ class Engine {
   void each(Visit visit) const;
 
  private:
-  struct State {
-    int64_t ready = 0;
-    int32_t waiting = 0;
-    uint32_t play = 0;  // in which this was set
+  struct Served {
+    int64_t ready, end;
+  };
+  struct Resource {
+    int64_t free, left;  // when it is free, and what it has still to serve
   };
   struct Checkpoint {  // before the task at `position` is served
     int32_t position;
-    std::vector<int64_t> free, served;  // by resource
+    std::vector<Resource> resources;  // `left` counts what was served
   };
 
   int64_t first_change() const;
   void start(int32_t cut);
   void seed(int32_t cut);
   std::vector<std::pair<int32_t, int32_t>> far_reach();
-  void give(int32_t slot, int64_t end);
+  void give(const int32_t* slots, int32_t count, int64_t end);
   bool serve_all(int64_t limit, const Bounds& bounds);
   bool serve(const Task& task, int64_t ready, int64_t limit, int64_t& end);
   bool hopeless(int64_t now, int64_t limit) const;
   void replay(int32_t from, int32_t to);
   void checkpoint(int32_t position);
-  Ready look(int32_t slot) const { return {state_[slot].ready, graph_.pool.tasks[slot].key, slot}; }
+  void restore();
 
   // Delta.
   static constexpr int64_t never = INT64_MAX;
@@ -93,11 +94,13 @@ class Engine {
 
   TaskGraph& graph_;
   Calendar calendar_;
-  std::vector<State> state_;          // by slot
-  std::vector<int64_t> end_;          // by slot, of the last play
-  std::vector<int64_t> free_, left_;  // by resource: when it is free, and what it has still to serve
-  std::vector<int32_t> suffix_;       // what the last play served, in order, from position `cut_` on
-  std::vector<Checkpoint> noted_;     // during it
+  std::vector<Served> served_;    // by slot, in the last play
+  std::vector<int32_t> touched_;  // slots whose state it changed
+  size_t num_touched_ = 0;
+  std::vector<int32_t> due_;  // those that one task makes ready
+  std::vector<Resource> resources_;
+  std::vector<int32_t> suffix_;    // what the last play served, in order, from position `cut_` on
+  std::vector<Checkpoint> noted_;  // during it
   int32_t cut_ = 0;
   uint32_t play_ = 0;
   int64_t makespan_ = 0, num_served_ = 0;
@@ -124,11 +127,11 @@ inline bool Engine::serve(const Task& task, int64_t ready, int64_t limit, int64_
   int64_t served = ready;
   bool possible = true;
   const auto hold = [&](const Hold& hold) {
-    const int64_t done = std::max(ready, free_[hold.resource]) + hold.duration;
-    free_[hold.resource] = done;
-    left_[hold.resource] -= hold.duration;
-    served = std::max(served, done);
-    possible &= left_[hold.resource] <= limit - done;
+    Resource& resource = resources_[hold.resource];
+    resource.free = std::max(ready, resource.free) + hold.duration;
+    resource.left -= hold.duration;
+    served = std::max(served, resource.free);
+    possible &= resource.left <= limit - resource.free;
   };
   if (task.num_holds > 0) hold(task.first);
   for (int32_t i = 1; i < task.num_holds; ++i) hold(task.holds[i]);
@@ -139,7 +142,7 @@ inline bool Engine::serve(const Task& task, int64_t ready, int64_t limit, int64_
 template <typename Visit>
 void Engine::each(Visit visit) const {
   for (int32_t i = 0; i < cut_; ++i) visit(order_[i], old_ready_[order_[i]], old_end_[order_[i]]);
-  for (const int32_t slot : suffix_) visit(slot, state_[slot].ready, end_[slot]);
+  for (const int32_t slot : suffix_) visit(slot, served_[slot].ready, served_[slot].end);
 }
 
 }  // namespace soapstone

@@ -124,13 +124,11 @@ class FlowBuilder {
       if (flow.source != flow.device) count += 1 + has_gradient(i);
     }
     BlockWriter writer(graph_.pool, block_, count);
-    times_forward_.assign(block_.flows.size(), 0);
-    times_backward_.assign(block_.flows.size(), 0);
     for (size_t i = 0; i < block_.flows.size(); ++i) {
       auto& flow = block_.flows[i];
       if (flow.source == flow.device) continue;
-      flow.forward = add_transfer(writer, flow, false, times_forward_[i]);
-      if (has_gradient(i)) flow.backward = add_transfer(writer, flow, true, times_backward_[i]);
+      flow.forward = add_transfer(writer, flow, false, flow.time_forward);
+      if (has_gradient(i)) flow.backward = add_transfer(writer, flow, true, flow.time_backward);
     }
     writer.finish();
   }
@@ -231,10 +229,10 @@ class FlowBuilder {
       for (; flow < block_.flows.size() && block_.flows[flow].part == part; ++flow) {
         const auto [first, last] = readers_of(flow);
         for (const Reader* at = first; at != last; ++at) {
-          slowest[at->reader] = std::max(slowest[at->reader], times_forward_[flow]);
+          slowest[at->reader] = std::max(slowest[at->reader], block_.flows[flow].time_forward);
           if (given[at->reader].empty()) continue;
           auto& time = given[at->reader][at->part];
-          time = std::max(time, times_backward_[flow]);
+          time = std::max(time, block_.flows[flow].time_backward);
         }
       }
       for (size_t i = 0; i < count; ++i) block_.weight_forward[i] = std::min(block_.weight_forward[i], slowest[i]);
@@ -255,8 +253,7 @@ class FlowBuilder {
   std::vector<int32_t> first_shortcut_;   // by reader behind
   std::vector<std::pair<const Reader*, const Reader*>> in_flow_;  // by reader
   std::vector<Found> found_;
-  std::vector<int64_t> times_forward_, times_backward_;  // by flow: its transfers with nothing in their way
-  std::vector<std::pair<int32_t, int32_t>> nexts_;       // transfer, number of its successors, in the order of `next`
+  std::vector<std::pair<int32_t, int32_t>> nexts_;  // transfer, number of its successors, in the order of `next`
 };
 
 std::shared_ptr<FlowBlock> TaskGraph::make_flow_block(int32_t tensor) {

@@ -199,6 +199,7 @@ Layouts::Layouts(const Graph& graph) : graph_(graph) {
     class_of_.push_back(classes.try_emplace(geometry_of(graph, op), fresh).first->second);
   }
   layouts_.resize(classes.size());
+  for (const auto& tensor : graph.tensors) recent_.emplace_back(tensor.readers.size());
 }
 
 std::shared_ptr<const Layout> Layouts::of(int32_t op, const Degrees& degrees) {
@@ -212,10 +213,18 @@ std::shared_ptr<const Layout> Layouts::of(int32_t op, const Degrees& degrees) {
   return known;
 }
 
-// Layouts of one class tell apart all but the operands, so the pair of them and those name an edge.
 const Overlaps& Layouts::between(int32_t tensor, int32_t reader, const Layout& made, const Layout& read) {
-  const auto output = graph_.tensors[tensor].output;
-  const auto input = graph_.tensors[tensor].readers[reader].second;
+  auto& [first, second] = recent_[tensor][reader];
+  if (first.made == made.id && first.read == read.id) return *first.overlaps;
+  std::swap(first, second);
+  if (first.made != made.id || first.read != read.id)
+    first = {made.id, read.id,
+             &find(graph_.tensors[tensor].output, graph_.tensors[tensor].readers[reader].second, made, read)};
+  return *first.overlaps;
+}
+
+// Layouts of one class tell apart all but the operands, so the pair of them and those name an edge.
+const Overlaps& Layouts::find(int32_t output, int32_t input, const Layout& made, const Layout& read) {
   const std::pair<uint64_t, uint64_t> key{static_cast<uint64_t>(made.id) << 32 | static_cast<uint32_t>(read.id),
                                           static_cast<uint64_t>(output) << 32 | static_cast<uint32_t>(input)};
   auto& known = overlaps_[key];
@@ -238,6 +247,7 @@ void Layouts::forget() {
   if (bytes_ < most_bytes) return;
   for (auto& layouts : layouts_) layouts.clear();
   overlaps_.clear();
+  for (auto& readers : recent_) std::fill(readers.begin(), readers.end(), std::array<Recent, 2>{});
   bytes_ = 0;
 }
 

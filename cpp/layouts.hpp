@@ -2,6 +2,7 @@
 // the degrees at its ends. Ops of the same geometry, such as the cells of one recurrent layer, share all of it.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -53,6 +54,8 @@ class Layouts {
   void forget();
 
  private:
+  const Overlaps& find(int32_t output, int32_t input, const Layout& made, const Layout& read);
+
   struct PairHash {
     size_t operator()(const std::pair<uint64_t, uint64_t>& key) const {
       return (key.first * 0x9e3779b97f4a7c15u) ^ (key.second * 0xc2b2ae3d27d4eb4fu);
@@ -63,6 +66,11 @@ class Layouts {
   std::vector<int32_t> class_of_;                                          // by op
   std::vector<std::map<Degrees, std::shared_ptr<const Layout>>> layouts_;  // by class
   std::unordered_map<std::pair<uint64_t, uint64_t>, std::unique_ptr<const Overlaps>, PairHash> overlaps_;
+  struct Recent {
+    int32_t made = -1, read = -1;  // ids of layouts
+    const Overlaps* overlaps = nullptr;
+  };
+  std::vector<std::vector<std::array<Recent, 2>>> recent_;  // by tensor and reader: the last two answers
   int32_t num_layouts_ = 0;
   size_t bytes_ = 0;  // of all that is kept, roughly
 };

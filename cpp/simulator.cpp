@@ -1,5 +1,6 @@
 #include "simulator.hpp"
 
+#include <algorithm>
 #include <set>
 #include <stdexcept>
 
@@ -29,14 +30,17 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
                                           Method method) {
   check(changes);
   engine_.prepare(method);
+  bool possible = true;
   try {
     graph.change(changes);
+    possible = *std::max_element(graph.compute.begin(), graph.compute.end()) <= limit;
+    if (possible) graph.route();
   } catch (...) {
     graph.take_back();
     throw;
   }
   open_ = true;
-  const bool possible = bounds_.hold(graph, limit);
+  possible = possible && bounds_.hold(graph, limit);
   if (!possible) ++num_unplayed_;
   if (possible) {
     graph.link();

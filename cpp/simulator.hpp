@@ -22,7 +22,7 @@ class Simulator {
   bool is_open() const { return open_; }
   int64_t makespan() const { return makespan_; }  // of what was accepted
   const Engine& engine() const { return engine_; }
-  const Bounds& bounds() const { return bounds_; }
+  int64_t bound() const { return bounds_.bound(); }  // of the last proposal, from below
   // Proposals that bounds rejected before they were played, and during it.
   int64_t num_unplayed() const { return num_unplayed_; }
   int64_t num_cut_short() const { return num_cut_short_; }

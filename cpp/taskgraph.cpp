@@ -22,6 +22,7 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
       machine(std::move(on)),
       pool(machine.topology.num_devices()),
       work(machine.topology.num_resources()),
+      compute(machine.topology.num_devices()),
       elements(machine.topology.num_devices()),
       ops(graph.ops.size()),
       flows(graph.tensors.size()),
@@ -101,41 +102,11 @@ TaskGraph::OpState TaskGraph::configured(int32_t op, const Configuration& config
   return state;
 }
 
-// The ops' neighbours: tensors and groups whose blocks the changes replace, and ops whose tasks get other successors.
-void TaskGraph::find_reach(const std::vector<std::pair<int32_t, Configuration>>& changes, std::vector<int32_t>& tensors,
-                           std::vector<int32_t>& sync_groups) {
-  relinked_.clear();
-  for (const auto& [op, configuration] : changes) {
-    relinked_.push_back(op);
-    for (const auto* operands : {&graph.ops[op].inputs, &graph.ops[op].outputs})
-      for (const auto& operand : *operands)
-        if (graph.tensors[operand.tensor].source == Source::op) tensors.push_back(operand.tensor);
-    for (const auto& [group, place] : groups_of_op[op]) sync_groups.push_back(group);
-  }
-  sort_unique(tensors);
-  sort_unique(sync_groups);
-  for (const int32_t tensor : tensors) {
-    relinked_.push_back(graph.tensors[tensor].producer);
-    for (const auto& [op, input] : graph.tensors[tensor].readers) relinked_.push_back(op);
-  }
-  for (const int32_t group : sync_groups)
-    if (groups[group].grad) relinked_.insert(relinked_.end(), groups[group].ops.begin(), groups[group].ops.end());
-  sort_unique(relinked_);
-}
-
 // Whatever throws does so before anything is replaced, so that take_back always puts back what was.
 void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& changes) {
   layouts_.forget();
-  std::vector<int32_t> sync_groups;
-  rerouted_.clear();
-  find_reach(changes, rerouted_, sync_groups);
   gone_.clear();
   fresh_.clear();
-  const auto replaced = [&](const Block& old, const Block& block) {
-    gone_.emplace_back(old.begin, old.count);
-    fresh_.emplace_back(block.begin, block.count);
-  };
-  const std::vector<int64_t> elements_before = elements;
   for (const auto& [op, configuration] : changes) {
     auto state = configured(op, configuration);
     count(op, ops[op], -1);
@@ -145,6 +116,34 @@ void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& cha
     undo_.ops.emplace_back(op, std::move(state));
     changing_[op] = true;
   }
+}
+
+// The changed ops' neighbours: tensors and groups whose blocks are replaced, and ops whose tasks get other successors.
+void TaskGraph::find_reach(std::vector<int32_t>& sync_groups) {
+  relinked_.clear();
+  rerouted_.clear();
+  for (const auto& [op, old] : undo_.ops) {
+    relinked_.push_back(op);
+    for (const auto* operands : {&graph.ops[op].inputs, &graph.ops[op].outputs})
+      for (const auto& operand : *operands)
+        if (graph.tensors[operand.tensor].source == Source::op) rerouted_.push_back(operand.tensor);
+    for (const auto& [group, place] : groups_of_op[op]) sync_groups.push_back(group);
+  }
+  sort_unique(rerouted_);
+  sort_unique(sync_groups);
+  for (const int32_t tensor : rerouted_) {
+    relinked_.push_back(graph.tensors[tensor].producer);
+    for (const auto& [op, input] : graph.tensors[tensor].readers) relinked_.push_back(op);
+  }
+  for (const int32_t group : sync_groups)
+    if (groups[group].grad) relinked_.insert(relinked_.end(), groups[group].ops.begin(), groups[group].ops.end());
+  sort_unique(relinked_);
+}
+
+void TaskGraph::route() {
+  std::vector<int32_t> sync_groups;
+  find_reach(sync_groups);
+  const std::vector<int64_t> elements_before = elements;
   for (const int32_t tensor : rerouted_) {
     auto block = make_flow_block(tensor);
     count(*flows[tensor], -1);
@@ -165,6 +164,11 @@ void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& cha
     if ((elements_before[device] > 0) != has_update(device))
       (has_update(device) ? fresh_ : gone_).emplace_back(device, 1);
   set_updates();
+}
+
+void TaskGraph::replaced(const Block& old, const Block& block) {
+  gone_.emplace_back(old.begin, old.count);
+  fresh_.emplace_back(block.begin, block.count);
 }
 
 void TaskGraph::link() {
@@ -279,6 +283,9 @@ void TaskGraph::count(int32_t op, const OpState& state, int64_t sign) {
   const auto num_devices = static_cast<size_t>(machine.topology.num_devices());
   for (int32_t part = 0; part < state.layout->num_parts; ++part) {
     const int32_t device = state.configuration.devices[part];
+    for (const auto* slots :
+         {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
+      if (!slots->empty() && (*slots)[part] >= 0) compute[device] += sign * pool.tasks[(*slots)[part]].first.duration;
     memory.saved[device] += sign * state.layout->saved[part];
     memory.made[device] += sign * state.layout->made[part];
     auto& largest = largest_[op * num_devices + device];

@@ -51,6 +51,7 @@ struct Flow {
   int32_t forward = -1, backward = -1;                  // the transfers' slots, -1 where it does not move
   int32_t readers = 0;                                  // its readers begin here in FlowBlock::readers
   int64_t bytes = 0;
+  int64_t time_forward = 0, time_backward = 0;  // of the transfers with nothing in their way
 };
 
 struct Reader {
@@ -67,8 +68,8 @@ struct FlowBlock : Block {
   std::vector<Edge> forward;                // from the maker's tasks
   std::vector<std::vector<Edge>> backward;  // from each reader's tasks
   std::vector<bool> returns;                // by the maker's part: a gradient comes back to it
-  std::vector<int64_t> weight_forward,
-      weight_backward;  // by reader: the least time that its messages add, or uncounted
+  std::vector<int64_t> weight_forward;      // by reader: the least time that its messages add, or uncounted
+  std::vector<int64_t> weight_backward;
 };
 
 struct Bucket {
@@ -102,10 +103,11 @@ class TaskGraph {
   TaskGraph(const Graph&, Machine, const Times&, bool thorough);
   TaskGraph(const TaskGraph&) = delete;  // tasks point into their blocks
 
-  // The first strategy, and then changes of some ops: `change` makes the blocks, `link` joins them to the rest, `keep`
-  // or `take_back` ends it.
+  // The first strategy, and then changes of some ops: `change` makes the ops' blocks, `route` those of what lies
+  // between ops, `link` joins them to the rest, `keep` or `take_back` ends it.
   void begin(const std::vector<Configuration>& strategy);
   void change(const std::vector<std::pair<int32_t, Configuration>>& changes);
+  void route();
   void link();
   void keep();
   void take_back();
@@ -120,8 +122,9 @@ class TaskGraph {
 
   const Graph& graph;
   const Machine machine;
-  TaskPool pool;              // the first slots are the updates, one a device
-  std::vector<int64_t> work;  // by resource: all that it has to serve
+  TaskPool pool;                 // the first slots are the updates, one a device
+  std::vector<int64_t> work;     // by resource: all that it has to serve
+  std::vector<int64_t> compute;  // by device: what ops have it do
   MemoryTotals memory;
   std::vector<int64_t> elements;  // by device: what its update changes
 
@@ -182,8 +185,8 @@ class TaskGraph {
   void count(const FlowBlock&, int64_t sign);
   void count(const SyncGroup&, const SyncBlock&, int64_t sign);
   void set_updates();
-  void find_reach(const std::vector<std::pair<int32_t, Configuration>>& changes, std::vector<int32_t>& tensors,
-                  std::vector<int32_t>& sync_groups);
+  void replaced(const Block& old, const Block& block);
+  void find_reach(std::vector<int32_t>& sync_groups);
 
   friend class OpBuilder;
   friend class FlowBuilder;

@@ -22,13 +22,15 @@ int32_t TaskPool::take(int32_t count) {
     const int32_t begin = begins.back();
     begins.pop_back();
     for (int32_t slot = begin; slot < begin + count; ++slot) {
-      tasks[slot] = Task{};
+      tasks[slot] = {};
+      states[slot] = {};
       waiting[slot] = 0;
     }
     return begin;
   }
   const auto begin = static_cast<int32_t>(tasks.size());
   tasks.resize(begin + count);
+  states.resize(begin + count);
   waiting.resize(begin + count);
   return begin;
 }

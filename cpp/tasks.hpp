@@ -41,19 +41,27 @@ struct Block {
 
 class TaskPool {
  public:
-  explicit TaskPool(int32_t num_fixed) : tasks(num_fixed), waiting(num_fixed) {}
+  // What a play knows of a task before it is served. Between plays it is as at the start of one.
+  struct State {
+    int64_t ready = 0;    // the latest end of those that it waited for
+    int32_t waiting = 0;  // for how many others it still waits
+    int32_t link = 0;     // the calendar's: who is ready on the same day
+  };
+
+  explicit TaskPool(int32_t num_fixed) : tasks(num_fixed), states(num_fixed), waiting(num_fixed) {}
 
   std::vector<Task> tasks;       // by slot
+  std::vector<State> states;     // likewise
   std::vector<int32_t> waiting;  // for how many others each waits
 
   int32_t take(int32_t count);
   void give_back(const Block& block);
 
   void link(const std::vector<int32_t>& next) {
-    for (const int32_t slot : next) ++waiting[slot];
+    for (const int32_t slot : next) states[slot].waiting = ++waiting[slot];
   }
   void unlink(const std::vector<int32_t>& next) {
-    for (const int32_t slot : next) --waiting[slot];
+    for (const int32_t slot : next) states[slot].waiting = --waiting[slot];
   }
 
  private:

@@ -21,6 +21,7 @@ from .simulation import Simulation, simulate
 from .times import KnownTimes, machine_of
 
 ENGINES = ("full", "resume", "delta")
+FASTEST = "resume"  # where nothing comes before a change it is `full`; `delta` was slower wherever we measured
 
 
 class Simulator:
@@ -60,12 +61,14 @@ class Simulator:
         return bound + transient
 
     def propose(
-        self, changes: Mapping[str, Configuration], *, limit: int | None = None, engine: str = "resume"
+        self, changes: Mapping[str, Configuration], *, limit: int | None = None, engine: str = FASTEST
     ) -> int | None:
         """The makespan in ns with these ops configured so, until `accept` or `reject`. None where it would pass the
         limit (ns): then it is rejected already. Raises StrategyError for what no strategy may have."""
         if engine not in ENGINES:
             raise SoapstoneError(f"there is no engine {engine!r}; use one of {', '.join(ENGINES)}")
+        if limit is not None and (type(limit) is not int or not 0 <= limit < 2**62):
+            raise SoapstoneError(f"limit={limit!r} is not a number of ns; give a whole number, or None for no limit")
         native = []
         for name, configuration in changes.items():
             index = self.graph.index(name)

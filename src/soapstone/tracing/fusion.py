@@ -3,7 +3,8 @@
 Heavy calls head an op each. Walking them last to first, an op takes in what follows its exit up to the exit's
 immediate post-dominator, as long as all of that is cheap and free: so every op has one exit and the fused graph has
 no cycle. Calls that enlarge their input stay out, and behind a combine nothing joins that reads other elements than
-its own. Cheap calls that are left fuse among themselves; shape calls that are left ride in front of each reader.
+its own. Cheap calls that are left fuse among themselves; shape calls that are left ride in front of each reader, but
+for joints (cat, stack) of several readers, which are made once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from math import prod
 
 from .trace import Trace, TraceCall
+
+JOINTS = {"cat", "stack"}
 
 
 @dataclass
@@ -46,6 +49,7 @@ class _Fusion:
         for i, call in enumerate(self.calls):
             if i not in self.owner and (not call.rule.shape or self.trace.loss in call.outputs):
                 groups.append(self._grow(i))
+        groups += [self._grow(i) for i in reversed(range(len(self.calls))) if self._is_shared_joint(i)]
         groups.sort(key=lambda group: group.exit)
         for group in groups:
             group.calls = self._with_shapes(group.calls)
@@ -99,6 +103,20 @@ class _Fusion:
         if prod(call.call.outputs[0]) > prod(self.calls[end].call.outputs[0]):
             return False
         return self.calls[head].rule.partial is None or _reads_one_to_one(call)
+
+    def _is_shared_joint(self, i: int) -> bool:
+        """Is it a free call that puts tensors together for more than one op?"""
+        if i in self.owner or self.calls[i].call.kind not in JOINTS or len(self.calls[i].inputs) < 2:
+            return False
+        readers: set[int] = set()
+        waiting = list(self.users[i])
+        while waiting:
+            user = waiting.pop()
+            if user in self.owner:
+                readers.add(self.owner[user])
+            else:
+                waiting += self.users[user]
+        return len(readers) > 1
 
     def _with_shapes(self, members: list[int]) -> list[int]:
         """Add the free shape calls that the members read through."""

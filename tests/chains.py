@@ -1,0 +1,118 @@
+"""Random walks over strategies, as a search makes them, and what every engine says of each step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from math import log
+
+import numpy as np
+import torch
+from torch import nn
+
+import soapstone as ss
+from soapstone.graph import OperatorGraph
+from soapstone.simulator import ENGINES
+
+from .models import CASES
+
+Changes = dict[str, ss.Configuration]
+Timeline = tuple[np.ndarray, ...]  # key, ready, end by (ready, key)
+
+# Models of the zoo, cut down so that random strategies stay small.
+SMALL = {
+    "lenet": {"batch": 8},
+    "inception-v3": {"batch": 8, "image": 75, "divide": 8},
+    "resnet-101": {"batch": 8, "image": 64, "blocks": (1, 1, 1, 1), "width": 8},
+    "rnntc": {"batch": 8, "length": 3, "hidden": 16, "layers": 2, "vocab": 50},
+    "rnnlm": {"batch": 8, "length": 4, "hidden": 16, "layers": 2, "vocab": 50},
+    "nmt": {"batch": 8, "length": 3, "hidden": 16, "layers": 1, "vocab": 50},
+    "gpt2": {"batch": 8, "length": 16, "width": 16, "heads": 4, "layers": 2, "vocab": 64},
+    "vit": {"batch": 8, "image": 32, "patch": 16, "width": 16, "heads": 4, "layers": 1, "classes": 10},
+}
+
+
+class Crop(nn.Module):
+    """Parts that nobody reads, parts that read nothing of an input, a tensor read twice, and a dead end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 12), nn.Linear(8, 8)
+        self.aside = nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = torch.relu(self.first(x))
+        aside = self.aside(wide.detach())
+        narrow = self.second(wide[:, 2:10])
+        return torch.cat([narrow * narrow, wide[:, :3], aside.detach()], 1).tanh()
+
+
+@cache
+def graph_of(name: str) -> OperatorGraph:
+    if name in CASES:
+        return ss.capture(CASES[name].workload())
+    if name == "crop":
+        return ss.capture(ss.Workload(Crop(), (torch.zeros(8, 6),), loss=torch.sum))
+    return ss.capture(ss.zoo.load(name, **SMALL[name]))  # type: ignore[arg-type]
+
+
+@cache
+def configurations(name: str, text: str) -> dict[str, list[ss.Configuration]]:
+    graph = graph_of(name)
+    space = ss.Space(graph, ss.Topology.parse(text))
+    return {op.name: space.configurations(op.name) for op in graph.ops}
+
+
+def start(name: str, text: str, seed: int, bucket_bytes: int = 0) -> ss.Simulator:
+    graph, topology = graph_of(name), ss.Topology.parse(text)
+    strategies = (ss.baselines.data_parallel(graph, topology), ss.baselines.random(graph, topology, seed=seed))
+    return ss.Simulator(graph, topology, strategies[seed % 2], bucket_bytes=bucket_bytes)
+
+
+def moves(name: str, text: str, seed: int) -> Iterator[Changes]:
+    """Mostly one op, sometimes several; sometimes parts that share a device."""
+    rng = random.Random(f"{name} {text} {seed}")
+    options = configurations(name, text)
+    devices = ss.Topology.parse(text).num_devices
+    while True:
+        ops = rng.sample(list(options), min(rng.choice((1, 1, 1, 2, 5)), len(options)))
+        changes = {op: rng.choice(options[op]) for op in ops}
+        if rng.random() < 0.1:
+            degrees = changes[ops[0]].degrees
+            places = tuple(rng.randrange(devices) for _ in changes[ops[0]].devices)
+            changes[ops[0]] = ss.Configuration(degrees, places)
+        yield changes
+
+
+def limit_of(makespan: int, u: float, scale: int) -> int:
+    """The largest makespan that Metropolis accepts at beta = 1 / (5e-4 scale) for a uniform draw."""
+    return makespan + int(-log(u) * 5e-4 * scale)
+
+
+def play_all(sim: ss.Simulator, changes: Changes) -> int:
+    """Propose to every engine; all must agree on every task. Leaves no proposal open."""
+    found: list[tuple[int | None, Timeline]] = []
+    for engine in ENGINES:
+        makespan = sim.propose(changes, engine=engine)
+        found.append((makespan, sim.native.timeline()))
+        sim.reject()
+    (makespan, timeline), *others = found
+    assert makespan is not None
+    for engine, (other, tasks) in zip(ENGINES[1:], others):
+        assert other == makespan, engine
+        assert all(np.array_equal(a, b) for a, b in zip(tasks, timeline)), engine
+    assert sim.native.bound <= makespan
+    return makespan
+
+
+def same_as_fresh(sim: ss.Simulator) -> None:
+    """The simulator knows what a simulation from scratch finds: every task's times, the makespan, the memory."""
+    fresh = sim.result()
+    keys, ready, end = sim.native.timeline()
+    order = np.argsort(keys)
+    assert np.array_equal(keys[order], fresh.tasks["id"])
+    assert np.array_equal(ready[order], fresh.tasks["ready"])
+    assert np.array_equal(end[order], fresh.tasks["end"])
+    assert sim.makespan_ns == fresh.makespan_ns
+    assert np.array_equal(sim.memory_bound, fresh.memory.bound)
