@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -471,6 +472,8 @@ void bind_simulator(nb::module_& m) {
       .def_prop_ro("bound", &Simulator::bound)
       .def_prop_ro("num_served", [](const Simulator& self) { return self.engine().num_served(); })
       .def_prop_ro("num_tasks", [](const Simulator& self) { return self.engine().num_tasks(); })
+      .def_prop_ro("seconds", &Simulator::seconds,
+                   "Of all proposals, by phase: ops' blocks, flows and syncs, bounds, links, play, undo, accept.")
       .def_prop_ro("num_unplayed", &Simulator::num_unplayed)
       .def_prop_ro("num_cut_short", &Simulator::num_cut_short);
 }

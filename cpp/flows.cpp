@@ -124,6 +124,7 @@ class FlowBuilder {
       if (flow.source != flow.device) count += 1 + has_gradient(i);
     }
     BlockWriter writer(graph_.pool, block_, count);
+    block_.holds.reserve(4 * static_cast<size_t>(count));
     for (size_t i = 0; i < block_.flows.size(); ++i) {
       auto& flow = block_.flows[i];
       if (flow.source == flow.device) continue;

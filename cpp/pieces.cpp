@@ -74,6 +74,12 @@ void join(std::vector<Box>& boxes) {
 // All boxes together cut the parameter into cells; a cell lies in a reading wholly or not at all.
 std::vector<Piece> pieces_of(const std::vector<Reading>& readings) {
   if (readings.empty()) return {};
+  if (readings.size() == 1) {
+    const auto& [boxes, parts, devices] = readings[0];
+    Piece piece{devices, *boxes, 0, parts};
+    for (const auto& box : *boxes) piece.elements += volume(box);
+    return {piece};
+  }
   const size_t rank = readings[0].boxes->front().size();
   const auto cuts = cuts_of(readings, rank);
   int64_t num_cells = 1;

@@ -1,6 +1,7 @@
 #include "simulator.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 #include <stdexcept>
 
@@ -26,25 +27,35 @@ void Simulator::check(const std::vector<std::pair<int32_t, Configuration>>& chan
   }
 }
 
+template <typename Run>
+auto Simulator::book(Phase phase, Run run) {
+  struct Entry {
+    double& seconds;
+    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    ~Entry() { seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
+  } entry{seconds_[phase]};
+  return run();
+}
+
 std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
                                           Method method) {
   check(changes);
   engine_.prepare(method);
   bool possible = true;
   try {
-    graph.change(changes);
+    book(in_ops, [&] { graph.change(changes); });
     possible = *std::max_element(graph.compute.begin(), graph.compute.end()) <= limit;
-    if (possible) graph.route();
+    if (possible) book(in_flows, [&] { graph.route(); });
   } catch (...) {
     graph.take_back();
     throw;
   }
   open_ = true;
-  possible = possible && bounds_.hold(graph, limit);
+  possible = possible && book(in_bounds, [&] { return bounds_.hold(graph, limit); });
   if (!possible) ++num_unplayed_;
   if (possible) {
-    graph.link();
-    if (engine_.play(method, limit, bounds_)) return engine_.makespan();
+    book(in_links, [&] { graph.link(); });
+    if (book(in_play, [&] { return engine_.play(method, limit, bounds_); })) return engine_.makespan();
     ++num_cut_short_;
   }
   reject();
@@ -53,16 +64,20 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
 
 void Simulator::accept() {
   if (!open_) throw std::invalid_argument("there is no proposal to accept");
-  engine_.adopt();
-  graph.keep();
+  book(in_accept, [&] {
+    engine_.adopt();
+    graph.keep();
+  });
   makespan_ = engine_.makespan();
   open_ = false;
 }
 
 void Simulator::reject() {
   if (!open_) throw std::invalid_argument("there is no proposal to reject");
-  graph.take_back();
-  engine_.drop();
+  book(in_undo, [&] {
+    graph.take_back();
+    engine_.drop();
+  });
   open_ = false;
 }
 

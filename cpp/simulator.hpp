@@ -1,6 +1,7 @@
 // Predicts what a change of some ops' configurations would do: propose, then accept or reject.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "engine.hpp"
@@ -23,6 +24,9 @@ class Simulator {
   int64_t makespan() const { return makespan_; }  // of what was accepted
   const Engine& engine() const { return engine_; }
   int64_t bound() const { return bounds_.bound(); }  // of the last proposal, from below
+  // Where the time went: making ops' blocks, flows and syncs, bounds, links, the play, undoing, accepting.
+  enum Phase { in_ops, in_flows, in_bounds, in_links, in_play, in_undo, in_accept, num_phases };
+  const std::array<double, num_phases>& seconds() const { return seconds_; }
   // Proposals that bounds rejected before they were played, and during it.
   int64_t num_unplayed() const { return num_unplayed_; }
   int64_t num_cut_short() const { return num_cut_short_; }
@@ -31,11 +35,15 @@ class Simulator {
 
  private:
   void check(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
+  // Runs something and books its time.
+  template <typename Run>
+  auto book(Phase phase, Run run);
 
   Engine engine_;
   Bounds bounds_;
   int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
   bool begun_ = false, open_ = false;
+  std::array<double, num_phases> seconds_{};
 };
 
 }  // namespace soapstone

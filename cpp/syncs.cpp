@@ -32,13 +32,15 @@ class SyncBuilder {
   void add_pieces(int32_t index) {
     std::map<std::vector<int64_t>, size_t> known;
     std::vector<Reading> readings;
-    for (const auto& [op, input] : graph_.graph.tensors[index].readers) {
+    const auto& readers = graph_.graph.tensors[index].readers;
+    for (const auto& [op, input] : readers) {
       const auto& state = graph_.ops[op];
       const auto& share = state.layout->inputs[input];
       const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
       for (size_t box = 0; box < share.boxes.size(); ++box) {
         if (share.boxes[box].empty()) continue;
-        auto& reading = reading_of(share.boxes[box], known, readings);
+        if (readers.size() == 1) readings.push_back({&share.boxes[box], {}, {}});  // its boxes are distinct
+        auto& reading = readers.size() == 1 ? readings.back() : reading_of(share.boxes[box], known, readings);
         for (int32_t i = share.begin[box]; i < share.begin[box + 1]; ++i) {
           reading.parts.emplace_back(static_cast<int32_t>(place), share.parts[i]);
           reading.devices.push_back(state.configuration.devices[share.parts[i]]);

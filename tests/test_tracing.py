@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import soapstone as ss
+from soapstone.simulator import FORWARD
 
 from .models import CASES
 
@@ -363,3 +364,42 @@ def test_a_batch_dim_that_is_none_gets_a_sentence(given: Any, message: str) -> N
     )
     with pytest.raises(ss.SoapstoneError, match=message):
         ss.capture(work, batch_dim=given)
+
+
+def test_a_joint_that_several_ops_read_whole_is_made_once() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.up, self.down = nn.Linear(8, 3), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            both = torch.cat([self.left(x), self.right(x)], 1)
+            y: torch.Tensor = self.up(both) + self.down(both)
+            return y
+
+    graph = ss.capture(Whole(), (torch.randn(5, 4),), loss=torch.sum)
+    joint = next(op for op in graph.ops if op.kind == "cat")
+    assert len(joint.inputs) == 2
+    assert [sum(i.tensor == joint.outputs[0].tensor for i in op.inputs) for op in graph.ops].count(1) == 2
+
+
+def test_a_joint_that_is_taken_apart_again_makes_no_op_wait() -> None:
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.up, self.down = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            both = torch.stack([self.left(x), self.right(x)], 1)
+            y: torch.Tensor = self.up(both[:, 0]) + self.down(both[:, 1])
+            return y
+
+    graph = ss.capture(Apart(), (torch.randn(5, 4),), loss=torch.sum)
+    assert "stack" not in [op.kind for op in graph.ops]
+    topology = ss.Topology.parse("cpu:1x1")
+    sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology))
+    ops = [graph.ops[task["op"]].name for task in sim.tasks]
+    up = next(row for row, task in enumerate(sim.tasks) if ops[row] == "up" and task["kind"] == FORWARD)
+    assert [ops[row] for row in sim.predecessors(up)] == ["left"]

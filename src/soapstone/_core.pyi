@@ -273,6 +273,12 @@ class Simulator:
     def num_tasks(self) -> int: ...
 
     @property
+    def seconds(self) -> list[float]:
+        """
+        Of all proposals, by phase: ops' blocks, flows and syncs, bounds, links, play, undo, accept.
+        """
+
+    @property
     def num_unplayed(self) -> int: ...
 
     @property

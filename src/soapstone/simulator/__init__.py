@@ -1,21 +1,25 @@
 """Predict one training iteration: its time, what it moves, what it keeps in memory."""
 
-from .incremental import ENGINES, Simulator
+from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Memory
 from .simulation import Simulation, simulate
 from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
+from .times import KnownTimes, machine_of
 
 __all__ = [
     "BACKWARD",
     "COMBINE",
     "ENGINES",
+    "FASTEST",
     "FORWARD",
     "KINDS",
     "SYNC",
     "TRANSFER",
     "UPDATE",
+    "KnownTimes",
     "Memory",
     "Simulation",
     "Simulator",
+    "machine_of",
     "simulate",
 ]

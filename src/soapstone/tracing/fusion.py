@@ -4,7 +4,7 @@ Heavy calls head an op each. Walking them last to first, an op takes in what fol
 immediate post-dominator, as long as all of that is cheap and free: so every op has one exit and the fused graph has
 no cycle. Calls that enlarge their input stay out, and behind a combine nothing joins that reads other elements than
 its own. Cheap calls that are left fuse among themselves; shape calls that are left ride in front of each reader, but
-for joints (cat, stack) of several readers, which are made once.
+for joints (cat, stack) that several ops read whole, which are made once.
 """
 
 from __future__ import annotations
@@ -105,13 +105,17 @@ class _Fusion:
         return self.calls[head].rule.partial is None or _reads_one_to_one(call)
 
     def _is_shared_joint(self, i: int) -> bool:
-        """Is it a free call that puts tensors together for more than one op?"""
+        """Is it a free call that puts tensors together for more than one op? Where some op takes a part of them out
+        again, all ride, so that it need not wait for the others."""
         if i in self.owner or self.calls[i].call.kind not in JOINTS or len(self.calls[i].inputs) < 2:
             return False
         readers: set[int] = set()
         waiting = list(self.users[i])
         while waiting:
             user = waiting.pop()
+            call = self.calls[user]
+            if call.rule.shape and prod(call.call.outputs[0]) < prod(self.calls[i].call.outputs[0]):
+                return False
             if user in self.owner:
                 readers.add(self.owner[user])
             else:
