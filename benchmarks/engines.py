@@ -90,9 +90,6 @@ class Chain:
     def others(self, sim: _core.Simulator, move: Move, row: Row) -> None:
         """The same proposal for the engines without a limit."""
         op, configuration, _ = move
-        proposed = [*self.strategy]
-        proposed[op] = configuration
-        row.rebuild.append(timed(lambda: self.simulator().begin(proposed)))
         for engine, times in (("full", row.full), ("delta", row.delta)):
             before = sim.seconds[PHASES.index("play")]
 
@@ -103,6 +100,9 @@ class Chain:
             times.append(timed(run))
             if engine == "full":
                 row.full_task.append((sim.seconds[PHASES.index("play")] - before) / sim.num_served)
+        proposed = [*self.strategy]
+        proposed[op] = configuration
+        row.rebuild.append(timed(lambda: self.simulator().begin(proposed)))
 
     def run(self, samples: int) -> Row:
         sim, row = self.simulator(), Row(len(self.graph.ops))

@@ -17,14 +17,14 @@ int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
     const int64_t weight = graph.syncs[group]->weights[place];
     if (weight != uncounted) tail = std::max(tail, weight + tails_[graph.sync_tail()]);
   }
-  tails_[graph.tail_of(op, 5)] = tail;
-  int64_t head = tail + least.backward;
+  tails_[graph.tail_of(op, role_backward)] = tail;
+  int64_t head = tail + least[role_backward];
   if (!state.layout->combines) return head;
-  tails_[graph.tail_of(op, 4)] = head;
-  head += least.combine_backward;
+  tails_[graph.tail_of(op, role_combine_backward)] = head;
+  head += least[role_combine_backward];
   if (state.block->finish_backward.empty()) return head;
-  tails_[graph.tail_of(op, 3)] = head;
-  return head + least.finish_backward;
+  tails_[graph.tail_of(op, role_finish_backward)] = head;
+  return head + least[role_finish_backward];
 }
 
 int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
@@ -41,14 +41,14 @@ int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
   }
   if (state.layout->combines) {
     if (finishes) {
-      tails_[graph.tail_of(op, 2)] = tail;
-      tail += least.finish_forward;
+      tails_[graph.tail_of(op, role_finish_forward)] = tail;
+      tail += least[role_finish_forward];
     }
-    tails_[graph.tail_of(op, 1)] = tail;
-    tail += least.combine_forward;
+    tails_[graph.tail_of(op, role_combine_forward)] = tail;
+    tail += least[role_combine_forward];
   }
-  tails_[graph.tail_of(op, 0)] = tail;
-  return tail + least.forward;
+  tails_[graph.tail_of(op, role_forward)] = tail;
+  return tail + least[role_forward];
 }
 
 bool Bounds::hold(const TaskGraph& graph, int64_t limit) {

@@ -8,8 +8,6 @@ namespace soapstone {
 
 namespace {
 
-enum Role { forward, combine_forward, finish_forward, finish_backward, combine_backward, backward };
-
 // The first of the parts of one output part that runs on each part's device.
 std::vector<int32_t> first_on_device(const Layout& layout, const std::vector<int32_t>& devices) {
   std::vector<int32_t> result(layout.num_parts);
@@ -47,9 +45,11 @@ class OpBuilder {
   OpBuilder(TaskGraph& graph, int32_t op, const TaskGraph::OpState& state, OpBlock& block, int32_t count)
       : graph_(graph), op_(op), state_(state), block_(block), writer_(graph.pool, block, count) {}
 
-  void computes(Role role, bool back, int64_t PartTimes::* time, std::vector<int32_t>& slots, int64_t& least) {
+  void computes(Role role, int64_t PartTimes::* time, std::vector<int32_t>& slots) {
     const auto& [configuration, layout, unused, next] = state_;
-    const bool finish = role == finish_forward || role == finish_backward;
+    const bool finish = role == role_finish_forward || role == role_finish_backward;
+    const bool back = role >= role_finish_backward;
+    int64_t& least = block_.least[role];
     const Kind kind = back ? Kind::backward : Kind::forward;
     slots.assign(layout->num_parts, -1);
     least = INT64_MAX;
@@ -69,8 +69,10 @@ class OpBuilder {
     }
   }
 
-  void combines(Role role, bool back, std::vector<int32_t>& slots, int64_t& least) {
+  void combines(Role role, std::vector<int32_t>& slots) {
     const auto& layout = *state_.layout;
+    const bool back = role == role_combine_backward;
+    int64_t& least = block_.least[role];
     least = INT64_MAX;
     for (size_t group = 0; group < layout.groups.size(); ++group) {
       const auto first = block_.holds.size();
@@ -104,17 +106,13 @@ std::shared_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& sta
   if (finishes)
     for (int32_t part = 0; part < layout.num_parts; ++part) count += block->first_on_device[part] == part;
   OpBuilder builder(*this, op, state, *block, back ? 2 * count : count);
-  auto& least = block->least;
-  builder.computes(forward, false, &PartTimes::forward, block->forward, least.forward);
-  if (layout.combines) builder.combines(combine_forward, false, block->combine_forward, least.combine_forward);
-  if (finishes)
-    builder.computes(finish_forward, false, &PartTimes::finish_forward, block->finish_forward, least.finish_forward);
+  builder.computes(role_forward, &PartTimes::forward, block->forward);
+  if (layout.combines) builder.combines(role_combine_forward, block->combine_forward);
+  if (finishes) builder.computes(role_finish_forward, &PartTimes::finish_forward, block->finish_forward);
   if (back) {
-    if (finishes)
-      builder.computes(finish_backward, true, &PartTimes::finish_backward, block->finish_backward,
-                       least.finish_backward);
-    if (layout.combines) builder.combines(combine_backward, true, block->combine_backward, least.combine_backward);
-    builder.computes(backward, true, &PartTimes::backward, block->backward, least.backward);
+    if (finishes) builder.computes(role_finish_backward, &PartTimes::finish_backward, block->finish_backward);
+    if (layout.combines) builder.combines(role_combine_backward, block->combine_backward);
+    builder.computes(role_backward, &PartTimes::backward, block->backward);
   }
   builder.finish();
   return block;

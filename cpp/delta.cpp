@@ -34,6 +34,14 @@ void Engine::invert() {
   inverted_ = true;
 }
 
+// The count of plays has come round, and old marks would look like new ones.
+void Engine::forget_plays() {
+  sweep_.clear();
+  edited_.clear();
+  added_at_.clear();
+  play_ = 1;
+}
+
 Engine::Sweep& Engine::swept(int32_t slot) {
   Sweep& sweep = sweep_[slot];
   if (sweep.play != play_) sweep = Sweep{.play = play_};

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <stdexcept>
 #include <utility>
 
 namespace soapstone {
@@ -16,11 +15,11 @@ constexpr int32_t forever = INT32_MAX;
 bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   const size_t num_slots = graph_.pool.tasks.size();
   served_.resize(num_slots);
-  touched_.resize(num_slots);
+  touched_.resize(num_slots + 1);  // one more, which is written to in vain
   position_.resize(num_slots, -1);
   old_ready_.resize(num_slots);
   old_end_.resize(num_slots);
-  if (++play_ == 0) throw std::overflow_error("too many plays");
+  if (++play_ == 0) forget_plays();
   num_served_ = 0;
   suffix_.clear();
   noted_.clear();
@@ -191,7 +190,7 @@ void Engine::adopt() {
   noted_.clear();
   old_makespan_ = makespan_;
   const auto back = std::find_if(order_.begin(), order_.end(),
-                                 [&](int32_t slot) { return graph_.pool.tasks[slot].key >> 62 != forward_phase; });
+                                 [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) != forward_phase; });
   first_backward_ = back == order_.end() ? INT64_MAX : old_ready_[*back];
   reach_.resize(order_.size(), forever);
   for (size_t i = 0; i < order_.size(); ++i) {

@@ -79,6 +79,7 @@ class Engine {
     bool served = false;
   };
   bool sweep(int64_t limit, const Bounds& bounds);
+  void forget_plays();
   void invert();
   void open_fresh();
   Sweep& swept(int32_t slot);

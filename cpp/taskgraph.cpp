@@ -345,12 +345,4 @@ const std::vector<int64_t>& TaskGraph::transient() {
   return transient_;
 }
 
-std::vector<int64_t> TaskGraph::memory_bound(int64_t states) {
-  std::vector<int64_t> bound = transient();
-  for (size_t i = 0; i < bound.size(); ++i)
-    bound[i] += memory.parameters[i] + (1 + states) * memory.gradients[i] + memory.saved[i] + memory.made[i] +
-                memory.buckets[i];
-  return bound;
-}
-
 }  // namespace soapstone

@@ -6,6 +6,7 @@
 // the old ones in place again. All edges between ops pass through a tensor or a parameter, whose block lists them.
 #pragma once
 
+#include <array>
 #include <memory>
 
 #include "layouts.hpp"
@@ -28,17 +29,22 @@ struct Machine {
   int64_t update_overhead = 0, bucket_bytes = 0;
 };
 
-// The least that one task of a kind takes, with nothing in its way.
-struct LeastTimes {
-  int64_t forward = 0, combine_forward = 0, finish_forward = 0;
-  int64_t finish_backward = 0, combine_backward = 0, backward = 0;
+// What a task does for its op, in the order in which they follow one another.
+enum Role : int32_t {
+  role_forward,
+  role_combine_forward,
+  role_finish_forward,
+  role_finish_backward,
+  role_combine_backward,
+  role_backward,
+  num_roles
 };
 
 struct OpBlock : Block {
   std::vector<int32_t> first_on_device;  // by part: the part that finishes for it on its device
   std::vector<int32_t> forward, finish_forward, finish_backward, backward;  // slots by part, -1 where there is none
   std::vector<int32_t> combine_forward, combine_backward;                   // slots by group
-  LeastTimes least;
+  std::array<int64_t, num_roles> least{};                                   // time of a task, by role
 
   // The task behind which a part's output is whole, and the one that takes its gradient.
   int32_t arrival(const Layout& layout, int32_t part) const;
@@ -92,7 +98,7 @@ struct SyncGroup {
   bool grad = false;
 };
 
-// Bytes by device that add up; `bound` and `transient` are asked for.
+// Bytes by device.
 struct MemoryTotals {
   std::vector<int64_t> parameters, gradients, saved, made, buckets;
 };
@@ -147,12 +153,12 @@ class TaskGraph {
   bool has_update(int32_t device) const { return elements[device] > 0; }
   int64_t update_time(int32_t device) const { return pool.tasks[device].first.duration; }
   const std::vector<int64_t>& transient();  // by device: the largest task's bytes
-  std::vector<int64_t> memory_bound(int64_t states_per_element);
   template <typename Visit>
   void each_slot(Visit visit) const;  // of all tasks that are in the graph
 
-  int32_t tail_of(int32_t op, int32_t role) const { return 6 * op + role; }
-  int32_t no_tail() const { return 6 * static_cast<int32_t>(graph.ops.size()); }
+  // Places of the tails that bounds put behind tasks.
+  int32_t tail_of(int32_t op, Role role) const { return num_roles * op + role; }
+  int32_t no_tail() const { return num_roles * static_cast<int32_t>(graph.ops.size()); }
   int32_t sync_tail() const { return no_tail() + 1; }
 
  private:

@@ -1,5 +1,7 @@
 #include "tasks.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <stdexcept>
 
 namespace soapstone {
@@ -17,8 +19,20 @@ uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t m
   return key << 18 | static_cast<uint64_t>(minor);
 }
 
+namespace {
+
+// Few sizes, so that what one block gives back fits many others: a power of two in four steps.
+int32_t size_of(int32_t count) {
+  const int32_t step = std::max(1, static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(count))) / 4);
+  return (count + step - 1) / step * step;
+}
+
+}  // namespace
+
 int32_t TaskPool::take(int32_t count) {
-  if (auto& begins = free_[count]; !begins.empty()) {
+  if (count == 0) return 0;
+  const int32_t size = size_of(count);
+  if (auto& begins = free_[size]; !begins.empty()) {
     const int32_t begin = begins.back();
     begins.pop_back();
     for (int32_t slot = begin; slot < begin + count; ++slot) {
@@ -29,14 +43,14 @@ int32_t TaskPool::take(int32_t count) {
     return begin;
   }
   const auto begin = static_cast<int32_t>(tasks.size());
-  tasks.resize(begin + count);
-  states.resize(begin + count);
-  waiting.resize(begin + count);
+  tasks.resize(begin + size);
+  states.resize(begin + size);
+  waiting.resize(begin + size);
   return begin;
 }
 
 void TaskPool::give_back(const Block& block) {
-  if (block.count > 0) free_[block.count].push_back(block.begin);
+  if (block.count > 0) free_[size_of(block.count)].push_back(block.begin);
 }
 
 BlockWriter::BlockWriter(TaskPool& pool, Block& block, int32_t count) : pool_(pool), block_(block) {

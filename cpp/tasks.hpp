@@ -17,6 +17,7 @@ enum Phase : uint64_t { forward_phase, backward_phase, sync_phase, update_phase 
 
 // What orders tasks that are ready at the same time. It depends on the strategy alone, never on history.
 uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor);
+inline uint64_t phase_of(uint64_t key) { return key >> 62; }
 
 // One cache line; the first hold lies here, since most tasks have no other.
 struct alignas(64) Task {
@@ -65,7 +66,7 @@ class TaskPool {
   }
 
  private:
-  std::unordered_map<int32_t, std::vector<int32_t>> free_;  // by count
+  std::unordered_map<int32_t, std::vector<int32_t>> free_;  // by size
 };
 
 // Fills a block's tasks one after the other.
