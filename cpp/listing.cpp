@@ -106,8 +106,7 @@ void Listing::add_flows(int32_t index) {
 
 void Listing::add_syncs(int32_t index) {
   const auto& group = graph_.groups[index];
-  const auto& block = *graph_.syncs[index];
-  for (const auto& bucket : block.buckets) {
+  for (const auto& bucket : graph_.syncs[index]->tasks->buckets) {
     const auto& [first, piece] = bucket.pieces[0];
     TaskRow row;
     row.kind = Kind::sync;
@@ -115,7 +114,7 @@ void Listing::add_syncs(int32_t index) {
     row.part = piece;
     row.backward = true;
     row.bytes = bucket.bytes;
-    row.devices = block.pieces[first][piece].holders;
+    row.devices = bucket.holders;
     for (const auto& [i, p] : bucket.pieces) row.pieces.emplace_back(group.tensors[i], p);
     add(bucket.slot, std::move(row));
   }

@@ -9,19 +9,24 @@ namespace soapstone {
 
 class SyncBuilder {
  public:
-  SyncBuilder(TaskGraph& graph, const SyncGroup& group, SyncBlock& block)
-      : graph_(graph), group_(group), block_(block), slowest_(group.ops.size()) {}
+  SyncBuilder(TaskGraph& graph, const SyncGroup& group, const SyncBlock* before, SyncBlock& block)
+      : graph_(graph), group_(group), before_(before), block_(block), slowest_(group.ops.size()) {}
 
   void build() {
     for (const int32_t tensor : group_.tensors) add_pieces(tensor);
     block_.edges.resize(group_.ops.size());
     block_.weights.assign(group_.ops.size(), uncounted);
+    block_.tasks = std::make_shared<SyncTasks>();
     if (!group_.grad) return;
     for (size_t i = 0; i < group_.ops.size(); ++i)
       slowest_[i].assign(graph_.ops[group_.ops[i]].layout->num_parts, uncounted);
-    fill_buckets();
-    add_syncs();
-    add_lone_pieces();
+    auto buckets = fill_buckets();
+    if (before_ && std::equal(buckets.begin(), buckets.end(), before_->tasks->buckets.begin(),
+                              before_->tasks->buckets.end(), [](auto& a, auto& b) { return a.same_sum(b); }))
+      block_.tasks = before_->tasks;
+    else
+      add_syncs(std::move(buckets));
+    connect();
     for (size_t i = 0; i < group_.ops.size(); ++i)
       block_.weights[i] = *std::min_element(slowest_[i].begin(), slowest_[i].end());
   }
@@ -65,53 +70,56 @@ class SyncBuilder {
   }
 
   // Pieces in the order in which backward completes them; a bucket ends where the next has other holders or no room.
-  void fill_buckets() {
+  std::vector<Bucket> fill_buckets() const {
+    std::vector<Bucket> buckets;
     for (size_t i = 0; i < group_.tensors.size(); ++i)
       for (size_t p = 0; p < block_.pieces[i].size(); ++p) {
         const auto& piece = block_.pieces[i][p];
         if (piece.holders.size() < 2) continue;
         const int64_t more = piece.elements * tensor(i).item_size;
-        if (block_.buckets.empty() || !fits(block_.buckets.back(), i, piece, more)) block_.buckets.emplace_back();
-        block_.buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
-        block_.buckets.back().bytes += more;
+        if (buckets.empty() || !fits(buckets.back(), i, piece, more)) buckets.push_back({piece.holders, {}});
+        buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
+        buckets.back().bytes += more;
       }
+    return buckets;
   }
 
   bool fits(const Bucket& bucket, size_t i, const Piece& piece, int64_t more) const {
-    const auto& [first, p] = bucket.pieces[0];
-    return block_.pieces[first][p].holders == piece.holders && tensor(first).item_size == tensor(i).item_size &&
+    return bucket.holders == piece.holders && tensor(bucket.pieces[0].first).item_size == tensor(i).item_size &&
            bucket.bytes + more <= graph_.machine.bucket_bytes;
   }
 
-  void add_syncs() {
-    BlockWriter writer(graph_.pool, block_, static_cast<int32_t>(block_.buckets.size()));
+  void add_syncs(std::vector<Bucket> buckets) {
+    auto& tasks = *block_.tasks;
+    tasks.buckets = std::move(buckets);
+    BlockWriter writer(graph_.pool, tasks, static_cast<int32_t>(tasks.buckets.size()));
     const auto last_op = static_cast<int64_t>(graph_.graph.ops.size()) - 1;
-    for (auto& bucket : block_.buckets) {
+    for (auto& bucket : tasks.buckets) {
       const auto& [i, p] = bucket.pieces[0];
-      const auto& holders = block_.pieces[i][p].holders;
-      const auto first = block_.holds.size();
-      const int64_t latency = graph_.machine.topology.all_reduce(holders, bucket.bytes, block_.holds);
-      int64_t time = 0;
-      for (size_t at = first; at < block_.holds.size(); ++at) time = std::max(time, block_.holds[at].duration);
+      const auto first = tasks.holds.size();
+      const int64_t latency = graph_.machine.topology.all_reduce(bucket.holders, bucket.bytes, tasks.holds);
+      for (size_t at = first; at < tasks.holds.size(); ++at)
+        bucket.time = std::max(bucket.time, tasks.holds[at].duration);
+      bucket.time += latency;
       const int64_t order = last_op - tensor(i).readers.front().first;
       bucket.slot =
           writer.add(pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p), latency, graph_.sync_tail());
-      for (const auto& [index, piece] : bucket.pieces) wait(block_.pieces[index][piece], bucket.slot, time + latency);
-      block_.next.insert(block_.next.end(), holders.begin(), holders.end());
+      tasks.next.insert(tasks.next.end(), bucket.holders.begin(), bucket.holders.end());
     }
     writer.finish();
-    const int32_t* at = block_.next.data();
-    for (const auto& bucket : block_.buckets) {
-      const auto& [i, p] = bucket.pieces[0];
+    const int32_t* at = tasks.next.data();
+    for (const auto& bucket : tasks.buckets) {
       auto& task = graph_.pool.tasks[bucket.slot];
       task.next = at;
-      task.num_next = static_cast<int32_t>(block_.pieces[i][p].holders.size());
+      task.num_next = static_cast<int32_t>(bucket.holders.size());
       at += task.num_next;
     }
   }
 
   // A piece with one holder goes straight to its update.
-  void add_lone_pieces() {
+  void connect() {
+    for (const auto& bucket : block_.tasks->buckets)
+      for (const auto& [i, p] : bucket.pieces) wait(block_.pieces[i][p], bucket.slot, bucket.time);
     for (const auto& pieces : block_.pieces)
       for (const auto& piece : pieces)
         if (piece.holders.size() == 1) wait(piece, piece.holders[0], 0);
@@ -128,13 +136,14 @@ class SyncBuilder {
 
   TaskGraph& graph_;
   const SyncGroup& group_;
+  const SyncBlock* before_;
   SyncBlock& block_;
   std::vector<std::vector<int64_t>> slowest_;  // by op and part: the longest sum that its gradients go to
 };
 
 std::shared_ptr<SyncBlock> TaskGraph::make_sync_block(int32_t group) {
   auto block = std::make_shared<SyncBlock>();
-  SyncBuilder(*this, groups[group], *block).build();
+  SyncBuilder(*this, groups[group], syncs[group].get(), *block).build();
   return block;
 }
 

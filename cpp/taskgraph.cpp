@@ -32,6 +32,7 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
       reads_(graph.ops.size()),
       shortcuts_(graph.tensors.size()),
       changing_(graph.ops.size()),
+      relinking_(graph.ops.size()),
       largest_(graph.ops.size() * machine.topology.num_devices()),
       transient_(machine.topology.num_devices()),
       transient_known_(machine.topology.num_devices()) {
@@ -84,7 +85,7 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
   for (size_t group = 0; group < groups.size(); ++group) {
     syncs[group] = make_sync_block(static_cast<int32_t>(group));
     count(groups[group], *syncs[group], 1);
-    pool.link(syncs[group]->next);
+    pool.link(syncs[group]->tasks->next);
   }
   for (size_t op = 0; op < ops.size(); ++op) {
     ops[op].next = make_next(static_cast<int32_t>(op));
@@ -118,12 +119,11 @@ void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& cha
   }
 }
 
-// The changed ops' neighbours: tensors and groups whose blocks are replaced, and ops whose tasks get other successors.
-void TaskGraph::find_reach(std::vector<int32_t>& sync_groups) {
-  relinked_.clear();
+// The changed ops' neighbours: fills the tensors, and returns the groups, whose blocks are replaced.
+std::vector<int32_t> TaskGraph::find_reach() {
+  std::vector<int32_t> sync_groups;
   rerouted_.clear();
   for (const auto& [op, old] : undo_.ops) {
-    relinked_.push_back(op);
     for (const auto* operands : {&graph.ops[op].inputs, &graph.ops[op].outputs})
       for (const auto& operand : *operands)
         if (graph.tensors[operand.tensor].source == Source::op) rerouted_.push_back(operand.tensor);
@@ -131,33 +131,41 @@ void TaskGraph::find_reach(std::vector<int32_t>& sync_groups) {
   }
   sort_unique(rerouted_);
   sort_unique(sync_groups);
-  for (const int32_t tensor : rerouted_) {
-    relinked_.push_back(graph.tensors[tensor].producer);
-    for (const auto& [op, input] : graph.tensors[tensor].readers) relinked_.push_back(op);
-  }
-  for (const int32_t group : sync_groups)
-    if (groups[group].grad) relinked_.insert(relinked_.end(), groups[group].ops.begin(), groups[group].ops.end());
-  sort_unique(relinked_);
+  return sync_groups;
+}
+
+void TaskGraph::relink(int32_t op, bool differs) {
+  if (!differs || relinking_[op]) return;
+  relinking_[op] = true;
+  relinked_.push_back(op);
 }
 
 void TaskGraph::route() {
-  std::vector<int32_t> sync_groups;
-  find_reach(sync_groups);
+  const std::vector<int32_t> sync_groups = find_reach();
   const std::vector<int64_t> elements_before = elements;
+  relinked_.clear();
+  std::fill(relinking_.begin(), relinking_.end(), false);
+  for (const auto& [op, old] : undo_.ops) relink(op, true);
   for (const int32_t tensor : rerouted_) {
     auto block = make_flow_block(tensor);
-    count(*flows[tensor], -1);
+    auto& old = flows[tensor];
+    count(*old, -1);
     count(*block, 1);
-    replaced(*flows[tensor], *block);
-    std::swap(flows[tensor], block);
+    replaced(*old, *block);
+    relink(graph.tensors[tensor].producer, old->forward != block->forward || old->returns != block->returns);
+    for (size_t i = 0; i < block->backward.size(); ++i)
+      relink(graph.tensors[tensor].readers[i].first, old->backward[i] != block->backward[i]);
+    std::swap(old, block);
     undo_.flows.emplace_back(tensor, std::move(block));
   }
   for (const int32_t group : sync_groups) {
     auto block = make_sync_block(group);
-    count(groups[group], *syncs[group], -1);
+    auto& old = syncs[group];
+    count(groups[group], *old, -1);
     count(groups[group], *block, 1);
-    replaced(*syncs[group], *block);
-    std::swap(syncs[group], block);
+    if (old->tasks != block->tasks) replaced(*old->tasks, *block->tasks);
+    for (size_t i = 0; i < block->edges.size(); ++i) relink(groups[group].ops[i], old->edges[i] != block->edges[i]);
+    std::swap(old, block);
     undo_.syncs.emplace_back(group, std::move(block));
   }
   for (int32_t device = 0; device < machine.topology.num_devices(); ++device)
@@ -178,8 +186,9 @@ void TaskGraph::link() {
     pool.link(flows[tensor]->next);
   }
   for (const auto& [group, block] : undo_.syncs) {
-    pool.unlink(block->next);
-    pool.link(syncs[group]->next);
+    if (block->tasks == syncs[group]->tasks) continue;
+    pool.unlink(block->tasks->next);
+    pool.link(syncs[group]->tasks->next);
   }
   for (const auto& [op, state] : undo_.ops) pool.unlink(state.next->slots);
   for (const int32_t op : relinked_) {
@@ -200,7 +209,8 @@ void TaskGraph::keep() {
     changing_[op] = false;
   }
   for (const auto& [tensor, block] : undo_.flows) pool.give_back(*block);
-  for (const auto& [group, block] : undo_.syncs) pool.give_back(*block);
+  for (const auto& [group, block] : undo_.syncs)
+    if (block->tasks != syncs[group]->tasks) pool.give_back(*block->tasks);
   undo_ = {};
 }
 
@@ -212,8 +222,9 @@ void TaskGraph::take_back() {
       pool.link(block->next);
     }
     for (const auto& [group, block] : undo_.syncs) {
-      pool.unlink(syncs[group]->next);
-      pool.link(block->next);
+      if (block->tasks == syncs[group]->tasks) continue;
+      pool.unlink(syncs[group]->tasks->next);
+      pool.link(block->tasks->next);
     }
   }
   for (auto& [op, old] : undo_.ops) {
@@ -231,7 +242,7 @@ void TaskGraph::take_back() {
     flows[tensor] = std::move(old);
   }
   for (auto& [group, old] : undo_.syncs) {
-    pool.give_back(*syncs[group]);
+    if (old->tasks != syncs[group]->tasks) pool.give_back(*syncs[group]->tasks);
     count(groups[group], *syncs[group], -1);
     count(groups[group], *old, 1);
     syncs[group] = std::move(old);
@@ -303,7 +314,7 @@ void TaskGraph::count(const FlowBlock& block, int64_t sign) {
 }
 
 void TaskGraph::count(const SyncGroup& group, const SyncBlock& block, int64_t sign) {
-  count(static_cast<const Block&>(block), sign);
+  count(*block.tasks, sign);
   for (size_t i = 0; i < group.tensors.size(); ++i)
     for (const auto& piece : block.pieces[i])
       for (const int32_t device : piece.holders) {
@@ -313,9 +324,8 @@ void TaskGraph::count(const SyncGroup& group, const SyncBlock& block, int64_t si
         memory.gradients[device] += sign * bytes;
         elements[device] += sign * piece.elements;
       }
-  for (const auto& bucket : block.buckets)
-    for (const int32_t device : block.pieces[bucket.pieces[0].first][bucket.pieces[0].second].holders)
-      memory.buckets[device] += sign * bucket.bytes;
+  for (const auto& bucket : block.tasks->buckets)
+    for (const int32_t device : bucket.holders) memory.buckets[device] += sign * bucket.bytes;
 }
 
 void TaskGraph::set_updates() {

@@ -79,17 +79,27 @@ struct FlowBlock : Block {
 };
 
 struct Bucket {
-  int32_t slot = -1;
-  int64_t bytes = 0;
+  std::vector<int32_t> holders;
   std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
+  int64_t bytes = 0;
+  int32_t slot = -1;
+  int64_t time = 0;  // with nothing in its way
+
+  bool same_sum(const Bucket& other) const {
+    return holders == other.holders && pieces == other.pieces && bytes == other.bytes;
+  }
 };
 
-struct SyncBlock : Block {
-  std::vector<std::vector<Piece>> pieces;  // by parameter of the group
+struct SyncTasks : Block {
   std::vector<Bucket> buckets;
   std::vector<int32_t> next;
-  std::vector<std::vector<Edge>> edges;  // from the tasks of each of the group's ops
-  std::vector<int64_t> weights;          // likewise: the least time that a sum takes, or uncounted
+};
+
+struct SyncBlock {
+  std::shared_ptr<SyncTasks> tasks;        // those of the block before, where the same sums are left
+  std::vector<std::vector<Piece>> pieces;  // by parameter of the group
+  std::vector<std::vector<Edge>> edges;    // from the tasks of each of the group's ops
+  std::vector<int64_t> weights;            // likewise: the least time that a sum takes, or uncounted
 };
 
 // Parameters whose pieces may share a bucket, and the ops that read them.
@@ -192,7 +202,8 @@ class TaskGraph {
   void count(const SyncGroup&, const SyncBlock&, int64_t sign);
   void set_updates();
   void replaced(const Block& old, const Block& block);
-  void find_reach(std::vector<int32_t>& sync_groups);
+  std::vector<int32_t> find_reach();
+  void relink(int32_t op, bool differs);
 
   friend class OpBuilder;
   friend class FlowBuilder;
@@ -205,7 +216,7 @@ class TaskGraph {
   std::vector<std::vector<Shortcut>> shortcuts_;                 // by tensor; none where the graph is thorough
   std::vector<std::pair<int32_t, int32_t>> gone_, fresh_;
   std::vector<int32_t> relinked_, rerouted_;
-  std::vector<bool> changing_;
+  std::vector<bool> changing_, relinking_;
   std::vector<int64_t> largest_;  // by op and device: the largest part's bytes
   std::vector<int64_t> transient_;
   std::vector<bool> transient_known_;
@@ -221,7 +232,7 @@ void TaskGraph::each_slot(Visit visit) const {
   for (const auto& op : ops) each(*op.block);
   for (const auto& block : flows)
     if (block) each(*block);
-  for (const auto& block : syncs) each(*block);
+  for (const auto& block : syncs) each(*block->tasks);
   for (int32_t device = 0; device < machine.topology.num_devices(); ++device)
     if (has_update(device)) visit(device);
 }

@@ -32,6 +32,7 @@ struct alignas(64) Task {
 
 struct Edge {
   int32_t from, to;  // slots
+  bool operator==(const Edge&) const = default;
 };
 
 // Tasks that come and go together, with what they hold.
