@@ -112,7 +112,7 @@ using Axes = std::vector<std::vector<int32_t>>;
 using StepTuple = std::tuple<std::vector<int32_t>, std::vector<int32_t>, soapstone::Sizes, std::vector<bool>,
                              std::vector<std::vector<std::vector<FactorTuple>>>, std::vector<Axes>>;
 using DimTuple = std::tuple<int64_t, int32_t, int32_t, bool, bool>;
-using CombineTuple = std::tuple<bool, bool, bool, std::vector<int32_t>, int64_t, int64_t>;
+using CombineTuple = std::tuple<bool, bool, std::vector<int32_t>, int64_t, int64_t>;
 using OperandPairs = std::vector<std::pair<int32_t, int32_t>>;
 
 BoxPairs to_pairs(const soapstone::Box& box) {
@@ -154,8 +154,8 @@ int32_t add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values,
   for (const auto& [tensor, value] : inputs) op.inputs.push_back({tensor, value});
   for (const auto& [tensor, value] : outputs) op.outputs.push_back({tensor, value});
   op.head = head;
-  const auto& [exists, gather, finish, combine_dims, factor, item_size] = combine;
-  op.combine = {exists, gather, finish, combine_dims, factor, item_size};
+  const auto& [gather, finish, combine_dims, factor, item_size] = combine;
+  op.combine = {gather, finish, combine_dims, factor, item_size};
   op.backward = backward;
   op.item_sizes = std::move(item_sizes);
   op.saved = std::move(saved);

@@ -1,6 +1,7 @@
 #include "bounds.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace soapstone {
 
@@ -56,6 +57,9 @@ bool Bounds::hold(const TaskGraph& graph, int64_t limit) {
   tails_.assign(graph.sync_tail() + 1, 0);
   head_backward_.assign(num_ops, 0);
   head_forward_.assign(num_ops, 0);
+  double total = 0;
+  for (const int64_t work : graph.work) total += static_cast<double>(work);
+  if (total > static_cast<double>(int64_t{1} << 61)) throw std::invalid_argument("an iteration takes over 2^61 ns");
   bound_ = *std::max_element(graph.work.begin(), graph.work.end());
   if (bound_ > limit) return false;
   int64_t update = INT64_MAX;

@@ -12,7 +12,7 @@ namespace soapstone {
 
 class Bounds {
  public:
-  // Of the graph as it is. False where a bound passes the limit.
+  // Of the graph as it is. False where a bound passes the limit. Throws std::invalid_argument where times may overflow.
   bool hold(const TaskGraph& graph, int64_t limit);
   int64_t tail(int32_t index) const { return tails_[index]; }
   int64_t bound() const { return bound_; }

@@ -22,18 +22,13 @@ class Calendar {
  public:
   explicit Calendar(TaskPool& pool) : pool_(pool) {}
 
-  // Nothing comes before `start`; most comes before `end`, the rest on the last day.
+  // Nothing comes before `start`; most comes before `end`. What comes later waits on the last day, for a new calendar.
   void reset(int64_t start, int64_t end, size_t num_tasks) {
     const size_t days = std::clamp<size_t>(4 * std::bit_ceil(num_tasks), 64, 1 << 20);
-    start_ = start;
-    const auto span = static_cast<uint64_t>(std::max<int64_t>(end - start, 1));
-    shift_ = std::max(0, static_cast<int>(std::bit_width(span)) - static_cast<int>(std::bit_width(days)) + 1);
     last_ = static_cast<int64_t>(days) - 1;
-    today_ = -1;
-    at_ = 0;
-    now_.clear();
-    some_.assign(days / 64, 0);
+    some_.resize(days / 64);
     first_.resize(days);
+    open(start, end);
   }
 
   // At the time that stands in its state.
@@ -52,6 +47,7 @@ class Calendar {
   bool pop(Ready& task) {
     if (at_ == now_.size()) {
       if (!turn()) return false;
+      if (today_ == last_) return renew() && pop(task);
       const int32_t slot = first_[today_];
       if (pool_.states[slot].link < 0) {  // alone today
         task = look(slot);
@@ -64,6 +60,27 @@ class Calendar {
   }
 
  private:
+  void open(int64_t start, int64_t end) {
+    start_ = start;
+    span_ = std::max<int64_t>(end - start, last_);
+    shift_ = std::bit_width(static_cast<uint64_t>(span_ / last_));
+    today_ = -1;
+    at_ = 0;
+    now_.clear();
+    std::fill(some_.begin(), some_.end(), 0);
+  }
+
+  // A calendar of twice the time, from the first of those that waited for it.
+  bool renew() {
+    std::vector<int32_t> slots;
+    for (int32_t slot = first_[today_]; slot >= 0; slot = pool_.states[slot].link) slots.push_back(slot);
+    int64_t start = INT64_MAX;
+    for (const int32_t slot : slots) start = std::min(start, pool_.states[slot].ready);
+    open(start, start + 2 * span_);
+    for (size_t i = slots.size(); i-- > 0;) push(slots[i]);
+    return true;
+  }
+
   Ready look(int32_t slot) const { return {pool_.states[slot].ready, pool_.tasks[slot].key, slot}; }
 
   void insert(const Ready& task) {
@@ -94,7 +111,7 @@ class Calendar {
   }
 
   TaskPool& pool_;
-  int64_t start_ = 0, last_ = 0, today_ = -1;
+  int64_t start_ = 0, span_ = 0, last_ = 0, today_ = -1;
   int shift_ = 0;
   size_t at_ = 0;
   std::vector<Ready> now_;      // today's, in order

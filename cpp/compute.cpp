@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "sorting.hpp"
 #include "taskgraph.hpp"
 
 namespace soapstone {
@@ -22,8 +23,7 @@ std::vector<int32_t> first_on_device(const Layout& layout, const std::vector<int
 std::vector<int32_t> devices_of(const std::vector<int32_t>& parts, const std::vector<int32_t>& devices) {
   std::vector<int32_t> result;
   for (const int32_t part : parts) result.push_back(devices[part]);
-  std::sort(result.begin(), result.end());
-  result.erase(std::unique(result.begin(), result.end()), result.end());
+  sort_unique(result);
   return result;
 }
 
@@ -64,7 +64,7 @@ class OpBuilder {
       }
       const int64_t duration = std::max<int64_t>((*times)[layout->extents.of_part[part]].*time, 1);
       block_.holds.push_back({device, duration});
-      slots[part] = writer_.add(graph_.key(back, op_, kind, finish, part, device), 0, graph_.tail_of(op_, role));
+      slots[part] = writer_.add(graph_.key(back, op_, kind, finish, part, device), 0, graph_.tail_of(op_, role)).slot;
       least = std::min(least, duration);
     }
   }
@@ -75,14 +75,12 @@ class OpBuilder {
     int64_t& least = block_.least[role];
     least = INT64_MAX;
     for (size_t group = 0; group < layout.groups.size(); ++group) {
-      const auto first = block_.holds.size();
       const auto devices = devices_of(layout.groups[group], state_.configuration.devices);
       const int64_t latency = graph_.machine.topology.all_reduce(devices, layout.combine_bytes[group], block_.holds);
-      slots.push_back(writer_.add(graph_.key(back, op_, Kind::combine, 0, static_cast<int64_t>(group), 0), latency,
-                                  graph_.tail_of(op_, role)));
-      int64_t longest = 0;
-      for (size_t i = first; i < block_.holds.size(); ++i) longest = std::max(longest, block_.holds[i].duration);
-      least = std::min(least, longest + latency);
+      const uint64_t key = graph_.key(back, op_, Kind::combine, 0, static_cast<int64_t>(group), 0);
+      const auto [slot, time] = writer_.add(key, latency, graph_.tail_of(op_, role));
+      slots.push_back(slot);
+      least = std::min(least, time);
     }
   }
 

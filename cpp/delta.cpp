@@ -81,48 +81,54 @@ void Engine::set_open(int32_t slot) {
   }
 }
 
-// New tasks are open from the start; whatever lost or gained a predecessor is looked at.
-void Engine::open_fresh() {
-  std::vector<int32_t> touched;
-  const auto edit = [&](int32_t begin, int32_t count) {
-    for (int32_t slot = begin; slot < begin + count; ++slot) edited_[slot] = play_;
+// Which tasks have other successors than in what was adopted.
+void Engine::mark_edited() {
+  const auto edit = [&](const std::pair<int32_t, int32_t>& run) {
+    for (int32_t slot = run.first; slot < run.first + run.second; ++slot) edited_[slot] = play_;
   };
-  for (const auto& [begin, count] : graph_.gone()) {
-    for (int32_t slot = begin; slot < begin + count; ++slot) {
-      const Task& task = graph_.pool.tasks[slot];
-      touched.insert(touched.end(), task.next, task.next + task.num_next);
-    }
-    edit(begin, count);
-  }
-  for (const int32_t op : graph_.relinked()) edit(graph_.ops[op].block->begin, graph_.ops[op].block->count);
-  for (const auto& [begin, count] : graph_.fresh()) edit(begin, count);
-  added_.clear();
+  for (const auto& run : graph_.gone()) edit(run);
+  for (const auto& run : graph_.fresh()) edit(run);
+  for (const int32_t op : graph_.relinked()) edit({graph_.ops[op].block->begin, graph_.ops[op].block->count});
+}
+
+// The edges of such tasks now, by target.
+void Engine::collect_added() {
   const auto add = [&](int32_t begin, int32_t count) {
     for (int32_t slot = begin; slot < begin + count; ++slot) {
       const Task& task = graph_.pool.tasks[slot];
       for (int32_t i = 0; i < task.num_next; ++i) added_.push_back({slot, task.next[i]});
     }
   };
+  added_.clear();
   for (const int32_t op : graph_.relinked())
     if (!graph_.is_changing(op)) add(graph_.ops[op].block->begin, graph_.ops[op].block->count);
   for (const auto& [begin, count] : graph_.fresh()) add(begin, count);
   std::sort(added_.begin(), added_.end(), [](const Edge& a, const Edge& b) { return a.to < b.to; });
   for (size_t i = 0; i < added_.size(); ++i)
-    if (i == 0 || added_[i - 1].to != added_[i].to) {
-      added_at_[added_[i].to] = {static_cast<int32_t>(i), play_};
-      touched.push_back(added_[i].to);
-    }
+    if (i == 0 || added_[i - 1].to != added_[i].to) added_at_[added_[i].to] = {static_cast<int32_t>(i), play_};
+}
+
+// New tasks are open from the start, and whatever lost or gained a predecessor is looked at. An edge that only an
+// unchanged op lost is one that follows from others, so losing it moves nothing.
+void Engine::open_fresh() {
+  std::vector<int32_t> touched;
   for (const auto& [begin, count] : graph_.gone())
-    for (int32_t slot = begin; slot < begin + count; ++slot) swept(slot).served = true;  // never again
+    for (int32_t slot = begin; slot < begin + count; ++slot) {
+      const Task& task = graph_.pool.tasks[slot];
+      touched.insert(touched.end(), task.next, task.next + task.num_next);
+      swept(slot).served = true;  // never again
+    }
+  for (const auto& edge : added_) touched.push_back(edge.to);
   for (const auto& [begin, count] : graph_.fresh())
-    for (int32_t slot = begin; slot < begin + count; ++slot) set_open(slot);
-  for (const auto& [begin, count] : graph_.fresh())
-    for (int32_t slot = begin; slot < begin + count; ++slot) touched.push_back(slot);
+    for (int32_t slot = begin; slot < begin + count; ++slot) {
+      set_open(slot);
+      touched.push_back(slot);
+    }
   for (const int32_t slot : touched) {
     Sweep& sweep = swept(slot);
     if (sweep.served || (is_old(slot) && position_[slot] < cut_)) continue;
     sweep.dirty = sweep.loose = true;
-    if (sweep.unresolved == 0) offer(slot, pull(slot));
+    if (sweep.unresolved == 0 && sweep.offered == never) offer(slot, pull(slot));
   }
 }
 
@@ -191,6 +197,8 @@ bool Engine::sweep(int64_t limit, const Bounds& bounds) {
   edited_.resize(served_.size());
   added_at_.resize(served_.size());
   offers_.clear();
+  mark_edited();
+  collect_added();
   open_fresh();
   const auto every = std::max<size_t>(256, 2 * resources_.size());
   size_t next_note = 0;

@@ -35,8 +35,7 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   start(cut_);
   makespan_ = cut_ == 0 ? 0 : latest_[cut_ - 1];
   if (method == Method::delta && !order_.empty()) return sweep(limit, bounds);
-  const int64_t until = order_.empty() ? 4 * bounds.bound() : old_makespan_;
-  calendar_.reset(change, until, order_.empty() ? num_slots : order_.size() - cut_);
+  calendar_.reset(change, std::max(old_makespan_, bounds.bound()), num_slots);
   seed(cut_);
   const bool done = serve_all(limit, bounds);
   restore();
@@ -48,14 +47,22 @@ void Engine::restore() {
   num_touched_ = 0;
 }
 
-// No task that the change adds, removes or moves is ready before this.
+// Nothing that the change adds, removes or moves is ready before this. What it touches in forward comes behind the ops
+// whose outputs go elsewhere now; what it touches in backward comes behind all of forward, but for what waits for
+// nothing.
 int64_t Engine::first_change() const {
   int64_t first = first_backward_;
+  const auto waits_for_nothing = [&](int32_t slot) { return graph_.pool.waiting[slot] == 0; };
+  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
+    if (graph_.has_update(device) && waits_for_nothing(device)) return 0;
+  for (const int32_t group : graph_.regrouped())
+    for (const auto& bucket : graph_.syncs[group]->tasks->buckets)
+      if (waits_for_nothing(bucket.slot)) return 0;
   for (const auto& [begin, count] : graph_.gone())
     for (int32_t slot = begin; slot < begin + count; ++slot) first = std::min(first, old_ready_[slot]);
   for (const auto& [begin, count] : graph_.fresh())
     for (int32_t slot = begin; slot < begin + count; ++slot)
-      if (graph_.pool.waiting[slot] == 0) return 0;
+      if (waits_for_nothing(slot)) return 0;
   for (const int32_t tensor : graph_.rerouted()) {
     const int32_t op = graph_.graph.tensors[tensor].producer;
     if (graph_.is_changing(op)) continue;

@@ -81,6 +81,8 @@ class Engine {
   bool sweep(int64_t limit, const Bounds& bounds);
   void forget_plays();
   void invert();
+  void mark_edited();
+  void collect_added();
   void open_fresh();
   Sweep& swept(int32_t slot);
   void set_open(int32_t slot);

@@ -96,23 +96,17 @@ class FlowBuilder {
   }
 
   void sort_readers() {
-    for (const auto& found : found_) ++block_.flows[found.flow].readers;
-    int32_t begin = 0;
-    for (auto& flow : block_.flows) begin += std::exchange(flow.readers, begin);
-    std::vector<int32_t> at;
-    for (const auto& flow : block_.flows) at.push_back(flow.readers);
+    std::vector<int32_t> at(block_.flows.size() + 1);
+    for (const auto& found : found_) ++at[found.flow + 1];
+    std::partial_sum(at.begin(), at.end(), at.begin());
+    for (size_t i = 0; i < block_.flows.size(); ++i) block_.flows[i].readers_begin = at[i];
     block_.readers.resize(found_.size());
     for (const auto& found : found_) block_.readers[at[found.flow]++] = found.reader;
   }
 
-  std::pair<const Reader*, const Reader*> readers_of(size_t flow) const {
-    const auto end = flow + 1 < block_.flows.size() ? block_.flows[flow + 1].readers : block_.readers.size();
-    return {block_.readers.data() + block_.flows[flow].readers, block_.readers.data() + end};
-  }
-
   bool has_gradient(size_t flow) const {
-    const auto [first, last] = readers_of(flow);
-    return tensor_.grad && std::any_of(first, last, [&](const Reader& reader) { return gives(reader.reader); });
+    const auto readers = block_.readers_of(flow);
+    return tensor_.grad && std::any_of(readers.begin(), readers.end(), [&](auto& at) { return gives(at.reader); });
   }
 
   void add_transfers() {
@@ -135,22 +129,20 @@ class FlowBuilder {
   }
 
   int32_t add_transfer(BlockWriter& writer, const Flow& flow, bool back, int64_t& time) {
-    const auto first = block_.holds.size();
-    const int64_t latency = graph_.machine.topology.transfer(
-        back ? flow.device : flow.source, back ? flow.source : flow.device, flow.bytes, block_.holds);
-    for (size_t i = first; i < block_.holds.size(); ++i) time = std::max(time, block_.holds[i].duration);
-    time += latency;
+    const int32_t from = back ? flow.device : flow.source, to = back ? flow.source : flow.device;
+    const int64_t latency = graph_.machine.topology.transfer(from, to, flow.bytes, block_.holds);
     const uint64_t key = graph_.key(back, tensor_.producer, Kind::transfer, tensor_.output, flow.part, flow.device);
-    return writer.add(key, latency, graph_.no_tail());
+    const auto added = writer.add(key, latency, graph_.no_tail());
+    time = added.time;
+    return added.slot;
   }
 
   // Where the readers of a flow stand, which come in increasing order.
-  void look_at(const Reader* first, const Reader* last) {
-    std::fill(in_flow_.begin(), in_flow_.end(), std::pair(last, last));
-    for (const Reader* at = first; at != last; ++at) {
-      auto& [begin, end] = in_flow_[at->reader];
-      if (begin == last) begin = at;
-      end = at + 1;
+  void look_at(std::span<const Reader> readers) {
+    std::fill(in_flow_.begin(), in_flow_.end(), std::span<const Reader>());
+    for (const Reader& at : readers) {
+      auto& own = in_flow_[at.reader];
+      own = own.empty() ? std::span(&at, 1) : std::span(own.data(), own.size() + 1);
     }
   }
 
@@ -162,8 +154,8 @@ class FlowBuilder {
       const auto& share = reader(behind).layout->inputs[graph_.graph.tensors[tensor].readers[input].second];
       const auto& made = reader(before).layout->outputs[graph_.graph.tensors[tensor].output];
       const int32_t copies = reader(before).layout->copies;
-      for (const Reader* at = in_flow_[before].first; at != in_flow_[before].second; ++at)
-        if (between_[i]->meet(made.of_part[at->part / copies], share.of_part[reading.part])) return true;
+      for (const Reader& at : in_flow_[before])
+        if (between_[i]->meet(made.of_part[at.part / copies], share.of_part[reading.part])) return true;
     }
     return false;
   }
@@ -173,13 +165,13 @@ class FlowBuilder {
     for (size_t i = 0; i < block_.flows.size(); ++i) {
       const auto& flow = block_.flows[i];
       const int32_t arrival = maker_.block->arrival(*maker_.layout, flow.maker);
-      const auto [first, last] = readers_of(i);
-      look_at(first, last);
+      const auto readers = block_.readers_of(i);
+      look_at(readers);
       const auto before = block_.next.size();
       if (flow.forward >= 0) block_.forward.push_back({arrival, flow.forward});
-      for (const Reader* at = first; at != last; ++at) {
-        if (follows(*at, false)) continue;
-        const int32_t slot = reader(at->reader).block->forward[at->part];
+      for (const Reader& at : readers) {
+        if (follows(at, false)) continue;
+        const int32_t slot = reader(at.reader).block->forward[at.part];
         if (flow.forward >= 0)
           block_.next.push_back(slot);
         else
@@ -195,13 +187,13 @@ class FlowBuilder {
       const auto& flow = block_.flows[i];
       if (!has_gradient(i)) continue;
       const int32_t sink = maker_.block->sink(*maker_.layout, flow.maker);
-      const auto [first, last] = readers_of(i);
-      look_at(first, last);
+      const auto readers = block_.readers_of(i);
+      look_at(readers);
       block_.returns[flow.maker] = true;
-      for (const Reader* at = first; at != last; ++at) {
-        if (!gives(at->reader) || follows(*at, true)) continue;
-        const int32_t slot = reader(at->reader).block->backward[at->part];
-        block_.backward[at->reader].push_back({slot, flow.backward >= 0 ? flow.backward : sink});
+      for (const Reader& at : readers) {
+        if (!gives(at.reader) || follows(at, true)) continue;
+        const int32_t slot = reader(at.reader).block->backward[at.part];
+        block_.backward[at.reader].push_back({slot, flow.backward >= 0 ? flow.backward : sink});
       }
       if (flow.backward < 0) continue;
       block_.next.push_back(sink);
@@ -228,12 +220,10 @@ class FlowBuilder {
     for (int32_t part = 0; part < maker_.layout->num_output_parts; ++part) {
       std::fill(slowest.begin(), slowest.end(), uncounted);
       for (; flow < block_.flows.size() && block_.flows[flow].part == part; ++flow) {
-        const auto [first, last] = readers_of(flow);
-        for (const Reader* at = first; at != last; ++at) {
-          slowest[at->reader] = std::max(slowest[at->reader], block_.flows[flow].time_forward);
-          if (given[at->reader].empty()) continue;
-          auto& time = given[at->reader][at->part];
-          time = std::max(time, block_.flows[flow].time_backward);
+        for (const auto& [index, reading] : block_.readers_of(flow)) {
+          slowest[index] = std::max(slowest[index], block_.flows[flow].time_forward);
+          if (given[index].empty()) continue;
+          given[index][reading] = std::max(given[index][reading], block_.flows[flow].time_backward);
         }
       }
       for (size_t i = 0; i < count; ++i) block_.weight_forward[i] = std::min(block_.weight_forward[i], slowest[i]);
@@ -250,9 +240,9 @@ class FlowBuilder {
   int64_t rank_;
   std::vector<int32_t> flow_on_;  // by device: the flow of the present output part
   std::vector<const Overlaps*> overlaps_;
-  std::vector<const Overlaps*> between_;  // parallel to the tensor's shortcuts, which are sorted by `behind`
-  std::vector<int32_t> first_shortcut_;   // by reader behind
-  std::vector<std::pair<const Reader*, const Reader*>> in_flow_;  // by reader
+  std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
+  std::vector<int32_t> first_shortcut_;           // by reader behind
+  std::vector<std::span<const Reader>> in_flow_;  // by reader
   std::vector<Found> found_;
   std::vector<std::pair<int32_t, int32_t>> nexts_;  // transfer, number of its successors, in the order of `next`
 };

@@ -28,25 +28,33 @@ void write_factor(std::string& out, const Factor& factor) {
 std::string geometry_of(const Graph& graph, const Op& op) {
   std::string out;
   write(out, op.values);
+  write(out, op.steps.size());
   for (const auto& step : op.steps) {
     write(out, step.inputs);
     write(out, step.outputs);
     write(out, step.dims);
     for (const bool whole : step.whole) write(out, whole);
     write(out, step.writes);
-    for (const auto& axes : step.reads)
-      for (const auto& axis : axes)
+    for (const auto& axes : step.reads) {
+      write(out, axes.size());
+      for (const auto& axis : axes) {
+        write(out, axis.size());
         for (const auto& factor : axis) write_factor(out, factor);
+      }
+    }
   }
+  write(out, op.dims.size());
   for (const auto& dim : op.dims)
     for (const int64_t number :
          {dim.size, int64_t{dim.step}, int64_t{dim.step_dim}, int64_t{dim.combinable}, int64_t{dim.extra}})
       write(out, number);
-  for (const auto* operands : {&op.inputs, &op.outputs})
+  for (const auto* operands : {&op.inputs, &op.outputs}) {
+    write(out, operands->size());
     for (const auto& [tensor, value] : *operands) {
       write(out, value);
       write(out, graph.tensors[tensor].factoring);
     }
+  }
   for (const int64_t number : {int64_t{op.head}, int64_t{op.combine.gather}, op.combine.factor, op.combine.item_size})
     write(out, number);
   write(out, op.combine.dims);

@@ -4,17 +4,9 @@
 #include <numeric>
 #include <tuple>
 
+#include "sorting.hpp"
+
 namespace soapstone {
-
-namespace {
-
-template <typename T>
-void sort_unique(std::vector<T>& values) {
-  std::sort(values.begin(), values.end());
-  values.erase(std::unique(values.begin(), values.end()), values.end());
-}
-
-}  // namespace
 
 Listing::Listing(const Graph& graph, Machine machine, const Times& times, const std::vector<Configuration>& strategy)
     : graph_(graph, std::move(machine), times, true) {
@@ -82,9 +74,7 @@ void Listing::add_flows(int32_t index) {
     const auto number = static_cast<int32_t>(flows.size());
     const auto* hull = block.hulls.data() + static_cast<ptrdiff_t>(i) * rank;
     FlowRow row{index, flow.part, flow.device, flow.source, {hull, hull + rank}, flow.forward, flow.backward, {}};
-    const size_t end = i + 1 < block.flows.size() ? block.flows[i + 1].readers : block.readers.size();
-    for (size_t k = flow.readers; k < end; ++k)
-      row.readers.emplace_back(tensor.readers[block.readers[k].reader].first, block.readers[k].part);
+    for (const auto& [reader, part] : block.readers_of(i)) row.readers.emplace_back(tensor.readers[reader].first, part);
     sort_unique(row.readers);
     flow_[{index, flow.part, flow.device}] = number;
     flows.push_back(std::move(row));

@@ -2,8 +2,6 @@
 // of its output needs. What the steps compute is of no concern here.
 #pragma once
 
-#include <string>
-
 #include "geometry.hpp"
 
 namespace soapstone {
@@ -37,7 +35,7 @@ struct OpDim {
 // What a combine makes whole: a partial over some dims of the head, `factor` numbers an element; where
 // `gather` is set every part's partial is kept, not their sum.
 struct Combine {
-  bool exists = false, gather = false, finish = false;
+  bool gather = false, finish = false;
   std::vector<int32_t> dims;
   int64_t factor = 1, item_size = 4;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "sorting.hpp"
+
 namespace soapstone {
 
 namespace {
@@ -45,8 +47,7 @@ std::vector<std::vector<int64_t>> cuts_of(const std::vector<Reading>& readings, 
   for (size_t dim = 0; dim < rank; ++dim) {
     for (const auto& reading : readings)
       for (const auto& box : *reading.boxes) cuts[dim].insert(cuts[dim].end(), {box[dim].lo, box[dim].hi});
-    std::sort(cuts[dim].begin(), cuts[dim].end());
-    cuts[dim].erase(std::unique(cuts[dim].begin(), cuts[dim].end()), cuts[dim].end());
+    sort_unique(cuts[dim]);
   }
   return cuts;
 }
@@ -59,8 +60,7 @@ Holders holders_of(const std::vector<Reading>& readings, const std::vector<int32
   if (inside.size() == 1) return readings[inside[0]].devices;
   Holders all;
   for (const int32_t i : inside) all.insert(all.end(), readings[i].devices.begin(), readings[i].devices.end());
-  std::sort(all.begin(), all.end());
-  all.erase(std::unique(all.begin(), all.end()), all.end());
+  sort_unique(all);
   return all;
 }
 
@@ -115,8 +115,7 @@ std::vector<Piece> pieces_of(const std::vector<Reading>& readings) {
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
     auto& all = inside_of[i];
-    std::sort(all.begin(), all.end());
-    all.erase(std::unique(all.begin(), all.end()), all.end());
+    sort_unique(all);
     for (const int32_t reading : all)
       pieces[i].parts.insert(pieces[i].parts.end(), readings[reading].parts.begin(), readings[reading].parts.end());
   }

@@ -46,12 +46,12 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
     book(in_ops, [&] { graph.change(changes); });
     possible = *std::max_element(graph.compute.begin(), graph.compute.end()) <= limit;
     if (possible) book(in_flows, [&] { graph.route(); });
+    possible = possible && book(in_bounds, [&] { return bounds_.hold(graph, limit); });
   } catch (...) {
     graph.take_back();
     throw;
   }
   open_ = true;
-  possible = possible && book(in_bounds, [&] { return bounds_.hold(graph, limit); });
   if (!possible) ++num_unplayed_;
   if (possible) {
     book(in_links, [&] { graph.link(); });

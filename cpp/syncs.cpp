@@ -3,6 +3,7 @@
 #include <map>
 #include <numeric>
 
+#include "sorting.hpp"
 #include "taskgraph.hpp"
 
 namespace soapstone {
@@ -53,8 +54,7 @@ class SyncBuilder {
       }
     }
     for (auto& reading : readings) {
-      std::sort(reading.devices.begin(), reading.devices.end());
-      reading.devices.erase(std::unique(reading.devices.begin(), reading.devices.end()), reading.devices.end());
+      sort_unique(reading.devices);
     }
     block_.pieces.push_back(pieces_of(readings));
   }
@@ -96,14 +96,12 @@ class SyncBuilder {
     const auto last_op = static_cast<int64_t>(graph_.graph.ops.size()) - 1;
     for (auto& bucket : tasks.buckets) {
       const auto& [i, p] = bucket.pieces[0];
-      const auto first = tasks.holds.size();
       const int64_t latency = graph_.machine.topology.all_reduce(bucket.holders, bucket.bytes, tasks.holds);
-      for (size_t at = first; at < tasks.holds.size(); ++at)
-        bucket.time = std::max(bucket.time, tasks.holds[at].duration);
-      bucket.time += latency;
       const int64_t order = last_op - tensor(i).readers.front().first;
-      bucket.slot =
-          writer.add(pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p), latency, graph_.sync_tail());
+      const uint64_t key = pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p);
+      const auto [slot, time] = writer.add(key, latency, graph_.sync_tail());
+      bucket.slot = slot;
+      bucket.time = time;
       tasks.next.insert(tasks.next.end(), bucket.holders.begin(), bucket.holders.end());
     }
     writer.finish();
@@ -169,8 +167,7 @@ void TaskGraph::make_groups() {
     auto& readers = groups[i].ops;
     for (const int32_t tensor : groups[i].tensors)
       for (const auto& [op, input] : graph.tensors[tensor].readers) readers.push_back(op);
-    std::sort(readers.begin(), readers.end());
-    readers.erase(std::unique(readers.begin(), readers.end()), readers.end());
+    sort_unique(readers);
     for (size_t k = 0; k < readers.size(); ++k)
       groups_of_op[readers[k]].emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(k));
   }

@@ -6,16 +6,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "sorting.hpp"
+
 namespace soapstone {
-
-namespace {
-
-void sort_unique(std::vector<int32_t>& values) {
-  std::sort(values.begin(), values.end());
-  values.erase(std::unique(values.begin(), values.end()), values.end());
-}
-
-}  // namespace
 
 TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thorough)
     : graph(of),
@@ -95,10 +88,24 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
   set_updates();
 }
 
-TaskGraph::OpState TaskGraph::configured(int32_t op, const Configuration& configuration) {
-  OpState state{configuration, layouts_.of(op, configuration.degrees), nullptr, nullptr};
-  if (configuration.devices.size() != static_cast<size_t>(state.layout->num_parts))
+void TaskGraph::check(const Op& op, const Configuration& configuration) const {
+  if (configuration.degrees.size() != op.dims.size()) throw std::invalid_argument("an op has one degree a dim");
+  int64_t num_parts = 1;
+  for (size_t i = 0; i < op.dims.size(); ++i) {
+    const int32_t degree = configuration.degrees[i];
+    if (degree < 1 || degree > op.dims[i].size) throw std::invalid_argument("an op's degree is out of range");
+    num_parts *= degree;
+    if (num_parts > most_parts) throw std::invalid_argument("an op has more than 2^18 parts");
+  }
+  if (configuration.devices.size() != static_cast<size_t>(num_parts))
     throw std::invalid_argument("a configuration names one device a part");
+  for (const int32_t device : configuration.devices)
+    if (device < 0 || device >= machine.topology.num_devices()) throw std::invalid_argument("there is no such device");
+}
+
+TaskGraph::OpState TaskGraph::configured(int32_t op, const Configuration& configuration) {
+  check(graph.ops[op], configuration);
+  OpState state{configuration, layouts_.of(op, configuration.degrees), nullptr, nullptr};
   state.block = make_op_block(op, state);
   return state;
 }
@@ -119,19 +126,18 @@ void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& cha
   }
 }
 
-// The changed ops' neighbours: fills the tensors, and returns the groups, whose blocks are replaced.
-std::vector<int32_t> TaskGraph::find_reach() {
-  std::vector<int32_t> sync_groups;
+// The changed ops' neighbours: the tensors and groups whose blocks are replaced.
+void TaskGraph::find_reach() {
   rerouted_.clear();
+  regrouped_.clear();
   for (const auto& [op, old] : undo_.ops) {
     for (const auto* operands : {&graph.ops[op].inputs, &graph.ops[op].outputs})
       for (const auto& operand : *operands)
         if (graph.tensors[operand.tensor].source == Source::op) rerouted_.push_back(operand.tensor);
-    for (const auto& [group, place] : groups_of_op[op]) sync_groups.push_back(group);
+    for (const auto& [group, place] : groups_of_op[op]) regrouped_.push_back(group);
   }
   sort_unique(rerouted_);
-  sort_unique(sync_groups);
-  return sync_groups;
+  sort_unique(regrouped_);
 }
 
 void TaskGraph::relink(int32_t op, bool differs) {
@@ -141,7 +147,7 @@ void TaskGraph::relink(int32_t op, bool differs) {
 }
 
 void TaskGraph::route() {
-  const std::vector<int32_t> sync_groups = find_reach();
+  find_reach();
   const std::vector<int64_t> elements_before = elements;
   relinked_.clear();
   std::fill(relinking_.begin(), relinking_.end(), false);
@@ -158,7 +164,7 @@ void TaskGraph::route() {
     std::swap(old, block);
     undo_.flows.emplace_back(tensor, std::move(block));
   }
-  for (const int32_t group : sync_groups) {
+  for (const int32_t group : regrouped_) {
     auto block = make_sync_block(group);
     auto& old = syncs[group];
     count(groups[group], *old, -1);

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 
 #include "layouts.hpp"
 #include "pieces.hpp"
@@ -55,7 +56,7 @@ struct OpBlock : Block {
 struct Flow {
   int32_t part = 0, device = 0, source = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
   int32_t forward = -1, backward = -1;                  // the transfers' slots, -1 where it does not move
-  int32_t readers = 0;                                  // its readers begin here in FlowBlock::readers
+  int32_t readers_begin = 0;                            // its readers begin here in FlowBlock::readers
   int64_t bytes = 0;
   int64_t time_forward = 0, time_backward = 0;  // of the transfers with nothing in their way
 };
@@ -76,6 +77,12 @@ struct FlowBlock : Block {
   std::vector<bool> returns;                // by the maker's part: a gradient comes back to it
   std::vector<int64_t> weight_forward;      // by reader: the least time that its messages add, or uncounted
   std::vector<int64_t> weight_backward;
+
+  std::span<const Reader> readers_of(size_t flow) const {
+    const auto begin = static_cast<size_t>(flows[flow].readers_begin);
+    const size_t end = flow + 1 < flows.size() ? flows[flow + 1].readers_begin : readers.size();
+    return {readers.data() + begin, end - begin};
+  }
 };
 
 struct Bucket {
@@ -129,11 +136,12 @@ class TaskGraph {
   void take_back();
 
   // Where the last change reaches: slots that are gone, slots that are new, ops whose tasks have other successors
-  // than before, and tensors with other flows.
+  // than before, tensors with other flows, and groups of parameters with other pieces.
   const std::vector<std::pair<int32_t, int32_t>>& gone() const { return gone_; }
   const std::vector<std::pair<int32_t, int32_t>>& fresh() const { return fresh_; }
   const std::vector<int32_t>& relinked() const { return relinked_; }
   const std::vector<int32_t>& rerouted() const { return rerouted_; }
+  const std::vector<int32_t>& regrouped() const { return regrouped_; }
   bool is_changing(int32_t op) const { return changing_[op]; }
 
   const Graph& graph;
@@ -186,6 +194,7 @@ class TaskGraph {
 
   void make_groups();
   void find_shortcuts();
+  void check(const Op&, const Configuration&) const;
   OpState configured(int32_t op, const Configuration&);
   std::shared_ptr<OpBlock> make_op_block(int32_t op, const OpState&);
   std::shared_ptr<FlowBlock> make_flow_block(int32_t tensor);
@@ -202,7 +211,7 @@ class TaskGraph {
   void count(const SyncGroup&, const SyncBlock&, int64_t sign);
   void set_updates();
   void replaced(const Block& old, const Block& block);
-  std::vector<int32_t> find_reach();
+  void find_reach();
   void relink(int32_t op, bool differs);
 
   friend class OpBuilder;
@@ -215,7 +224,7 @@ class TaskGraph {
   std::vector<std::vector<std::pair<int32_t, int32_t>>> reads_;  // by op: (tensor, index in its readers)
   std::vector<std::vector<Shortcut>> shortcuts_;                 // by tensor; none where the graph is thorough
   std::vector<std::pair<int32_t, int32_t>> gone_, fresh_;
-  std::vector<int32_t> relinked_, rerouted_;
+  std::vector<int32_t> relinked_, rerouted_, regrouped_;
   std::vector<bool> changing_, relinking_;
   std::vector<int64_t> largest_;  // by op and device: the largest part's bytes
   std::vector<int64_t> transient_;

@@ -8,8 +8,8 @@ namespace soapstone {
 
 // phase 2 bits, op 16, kind 3, slot 7, major 18, minor 18.
 uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) {
-  constexpr int64_t wide = 1 << 18, most_ops = 1 << 16, most_slots = 1 << 7;
-  if (op >= most_ops || slot >= most_slots || major >= wide || minor >= wide)
+  constexpr int64_t most_ops = 1 << 16, most_slots = 1 << 7;
+  if (op >= most_ops || slot >= most_slots || major >= most_parts || minor >= most_parts)
     throw std::invalid_argument(
         "the task graph has more than 2^16 ops, 2^18 parts or devices, or 128 outputs of one op");
   uint64_t key = phase << 16 | static_cast<uint64_t>(op);
@@ -60,7 +60,11 @@ BlockWriter::BlockWriter(TaskPool& pool, Block& block, int32_t count) : pool_(po
   begins_.push_back(0);
 }
 
-int32_t BlockWriter::add(uint64_t key, int64_t latency, int32_t tail) {
+BlockWriter::~BlockWriter() {
+  if (!finished_) pool_.give_back(block_);
+}
+
+BlockWriter::Added BlockWriter::add(uint64_t key, int64_t latency, int32_t tail) {
   const auto slot = block_.begin + static_cast<int32_t>(begins_.size()) - 1;
   Task& task = pool_.tasks[slot];
   task.key = key;
@@ -68,11 +72,16 @@ int32_t BlockWriter::add(uint64_t key, int64_t latency, int32_t tail) {
   task.tail = tail;
   task.num_holds = static_cast<int32_t>(block_.holds.size() - begins_.back());
   if (task.num_holds > 0) task.first = block_.holds[begins_.back()];
+  int64_t longest = 0;
+  for (size_t i = begins_.back(); i < block_.holds.size(); ++i) longest = std::max(longest, block_.holds[i].duration);
+  if (longest > longest_time || latency > longest_time)
+    throw std::invalid_argument("a task takes longer than 2^43 ns, some two hours");
   begins_.push_back(block_.holds.size());
-  return slot;
+  return {slot, longest + latency};
 }
 
 void BlockWriter::finish() {
+  finished_ = true;
   for (int32_t i = 0; i < block_.count; ++i) pool_.tasks[block_.begin + i].holds = block_.holds.data() + begins_[i];
 }
 

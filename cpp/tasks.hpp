@@ -15,6 +15,9 @@ enum class Kind : int32_t { forward, backward, combine, transfer, sync, update }
 
 enum Phase : uint64_t { forward_phase, backward_phase, sync_phase, update_phase };
 
+constexpr int64_t most_parts = 1 << 18;
+constexpr int64_t longest_time = int64_t{1} << 43;  // ns of one task: far from overflow in sums
+
 // What orders tasks that are ready at the same time. It depends on the strategy alone, never on history.
 uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor);
 inline uint64_t phase_of(uint64_t key) { return key >> 62; }
@@ -74,9 +77,14 @@ class TaskPool {
 class BlockWriter {
  public:
   BlockWriter(TaskPool& pool, Block& block, int32_t count);
+  ~BlockWriter();  // gives the slots back unless all was written
 
+  struct Added {
+    int32_t slot;
+    int64_t time;  // with nothing in its way
+  };
   // The task's holds are those that stand in block.holds since the last call.
-  int32_t add(uint64_t key, int64_t latency, int32_t tail);
+  Added add(uint64_t key, int64_t latency, int32_t tail);
   // Holds lie still only now.
   void finish();
 
@@ -84,6 +92,7 @@ class BlockWriter {
   TaskPool& pool_;
   Block& block_;
   std::vector<std::size_t> begins_;
+  bool finished_ = false;
 };
 
 }  // namespace soapstone

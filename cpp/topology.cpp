@@ -15,9 +15,10 @@ constexpr int64_t largest = int64_t{1} << 53;          // bytes, bytes/s, ns of 
 constexpr int64_t largest_latency = int64_t{1} << 40;  // ns, some 18 minutes: far from overflow in sums over hops
 constexpr int64_t routing_bytes = 1 << 20;
 
+using Wide = unsigned __int128;
+
 // ceil(times / parts * bytes * 1e9 / bandwidth), exactly: double rounding would make holds depend on how it is written.
 int64_t wire_time(const Link& link, int64_t bytes, int64_t times, int64_t parts) {
-  using Wide = unsigned __int128;
   const Wide work = static_cast<Wide>(times) * static_cast<Wide>(bytes) * 1'000'000'000u;
   const Wide rate = static_cast<Wide>(parts) * static_cast<Wide>(link.bandwidth);
   const Wide time = (work + rate - 1) / rate;

@@ -9,6 +9,7 @@ from math import log
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import soapstone as ss
@@ -48,12 +49,28 @@ class Crop(nn.Module):
         return torch.cat([narrow * narrow, wide[:, :3], aside.detach()], 1).tanh()
 
 
+class Shared(nn.Module):
+    """A table of which some rows are read with a gradient and all without, so that a device may update what no gradient
+    reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(12, 6))
+        self.last = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(F.linear(x, self.table[:6]))
+        return y + (x @ self.table.detach().t()).sum() * 1e-3
+
+
 @cache
 def graph_of(name: str) -> OperatorGraph:
     if name in CASES:
         return ss.capture(CASES[name].workload())
     if name == "crop":
         return ss.capture(ss.Workload(Crop(), (torch.zeros(8, 6),), loss=torch.sum))
+    if name == "shared":
+        return ss.capture(ss.Workload(Shared(), (torch.zeros(8, 6),), loss=torch.sum))
     return ss.capture(ss.zoo.load(name, **SMALL[name]))  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from itertools import islice
 
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 
 import soapstone as ss
 from soapstone.costs import OpTimes
+from soapstone.graph import Op
 from soapstone.simulator import ENGINES
 
 from .chains import SMALL, configurations, graph_of, limit_of, moves, play_all, same_as_fresh, start
 
 TOPOLOGIES = ["cpu:1x2", "cpu:1x5", "k80:2x4", "h100:1x2+a100:1x3", "p100:4x4"]  # shared links, odd counts, mixed kinds
-FAMILIES = ["mlp", "cnn", "lstm", "crop", *SMALL]
-PROPOSALS = 350  # of each model on each topology: 21,000 in all
+FAMILIES = ["mlp", "cnn", "lstm", "crop", "shared", *SMALL]
+PROPOSALS = 350  # of each model on each topology: 22,750 in all
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -26,11 +28,13 @@ PROPOSALS = 350  # of each model on each topology: 21,000 in all
 def test_engines_agree_on_every_task_of_every_proposal(name: str, text: str) -> None:
     rng = random.Random(0)
     sim = start(name, text, seed=len(name) + len(text))
-    for changes in islice(moves(name, text, 0), PROPOSALS):
+    for number, changes in enumerate(islice(moves(name, text, 0), PROPOSALS)):
         makespan = play_all(sim, changes)
         if rng.random() < 0.3:
             assert sim.propose(changes, engine=rng.choice(ENGINES)) == makespan
             sim.accept()
+        if number % 25 == 0:
+            same_as_fresh(sim)
     same_as_fresh(sim)
 
 
@@ -126,7 +130,7 @@ class Moody(ss.AnalyticCosts):
         self, graph: ss.OperatorGraph, index: int, extents: tuple[int, ...], kind: str, combines: bool
     ) -> OpTimes:
         if graph.ops[index].name == "second" and extents != tuple(dim.size for dim in graph.ops[index].dims):
-            raise ss.SoapstoneError("no")
+            raise ss.SoapstoneError("these costs are moody")
         return super().times(graph, index, extents, kind, combines)
 
 
@@ -135,7 +139,7 @@ def test_what_fails_leaves_the_simulator_as_it_was() -> None:
     whole = ss.Strategy(graph, topology, {op.name: ss.Configuration() for op in graph.ops})
     sim = ss.Simulator(graph, topology, whole, costs=Moody())
     halves = ss.Configuration({"sample": 2}, (0, 1))
-    with pytest.raises(ss.SoapstoneError, match="no"):
+    with pytest.raises(ss.SoapstoneError, match="these costs are moody"):
         sim.propose({"first": halves, "second": halves})
     same_as_fresh(sim)
     assert sim.propose({"first": halves}) is not None
@@ -143,21 +147,125 @@ def test_what_fails_leaves_the_simulator_as_it_was() -> None:
     same_as_fresh(sim)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_update_that_waits_for_nothing_is_ready_at_once(engine: str) -> None:
+    """The table's last rows have no gradient; where a device holds only those, its update has nothing to wait for."""
+    sim = start("shared", "cpu:1x3", seed=0)
+    place = {op.name: ss.Configuration({}, (0,)) for op in sim.graph.ops}
+    reader = next(op for op in sim.graph.ops if not op.backward and any("table" in i for i in tensors_of(sim, op)))
+    for device in (1, 0, 2):
+        place[reader.name] = ss.Configuration({}, (device,))
+        sim.propose(place, engine=engine)
+        sim.accept()
+        same_as_fresh(sim)
+        _, ready, _ = sim.native.timeline()
+        assert (np.diff(ready) >= 0).all()
+
+
+def tensors_of(sim: ss.Simulator, op: Op) -> list[str]:
+    return [sim.graph.tensors[i.tensor].name for i in op.inputs]
+
+
+def test_a_much_longer_iteration_is_played_as_well() -> None:
+    """From one device to contractions over slow links: most tasks come far behind the makespan that was."""
+    graph, topology = graph_of("gpt2"), ss.Topology.parse("k80:4x4")
+    whole = ss.Strategy(graph, topology, {op.name: ss.Configuration() for op in graph.ops})
+    sim = ss.Simulator(graph, topology, whole)
+    split = {
+        op.name: ss.Configuration({dim.name: dim.size}, tuple(i * 7 % 16 for i in range(dim.size)))
+        for op in graph.ops
+        for dim in op.dims[-1:]
+        if dim.splittable
+    }
+    play_all(sim, split)
+    sim.propose(split)
+    sim.accept()
+    same_as_fresh(sim)
+
+
+# ---- what fails ----
+
+
 def test_the_core_checks_what_it_is_given() -> None:
     sim = start("mlp", "cpu:1x2", seed=0)
-    configuration = sim.strategy.native[0]
-    for changes in (
-        [(99, configuration)],
-        [(0, configuration), (0, configuration)],
-        [(0, (configuration[0], [0] * 9))],
+    (degrees, devices), *_ = sim.strategy.native
+    good = (1, sim.strategy.native[1])
+    none = [0] * len(degrees)
+    for change, sentence in (
+        ((99, (degrees, devices)), "no such op"),
+        ((0, (degrees, [0] * 9)), "one device a part"),
+        ((0, (none, devices)), "degree is out of range"),
+        ((0, ([], devices)), "one degree a dim"),
+        ((0, ([10**6] * len(degrees), devices)), "out of range"),
+        ((0, (degrees, [10**9] * len(devices))), "no such device"),
+        ((0, (degrees, [-1] * len(devices))), "no such device"),
+        (good, "changes an op twice"),
     ):
-        with pytest.raises(ValueError, match=r"op|device"):
-            sim.native.propose(changes, None, 0)
+        with pytest.raises(ValueError, match=sentence):
+            sim.native.propose([good, change], None, 0)
         same_as_fresh(sim)
-    with pytest.raises(ValueError, match="no proposal"):
+    with pytest.raises(ValueError, match="no proposal to accept"):
         sim.native.accept()
-    with pytest.raises(ValueError, match="already"):
+    with pytest.raises(ValueError, match="first strategy already"):
         sim.native.begin(sim.strategy.native)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_link_that_is_too_slow_is_refused_and_undone(engine: str) -> None:
+    graph, fast = graph_of("gpt2"), ss.Topology.parse("cpu:1x2")
+    slow = dataclasses.replace(fast, links=tuple(dataclasses.replace(link, bandwidth=1.0) for link in fast.links))
+    whole = {op.name: ss.Configuration() for op in graph.ops}
+    away = {op.name: ss.Configuration({}, (number % 2,)) for number, op in enumerate(graph.ops)}
+    apart = {graph.ops[0].name: ss.Configuration({"channel": 2}, (0, 0))}
+    sim = ss.Simulator(graph, slow, ss.Strategy(graph, slow, whole))
+    for _ in range(3):
+        with pytest.raises(ss.SoapstoneError, match="cannot be simulated: a task takes longer than"):
+            sim.propose(away, engine=engine)
+        same_as_fresh(sim)
+        assert sim.propose(apart, engine=engine) is not None
+        sim.reject()
+    with pytest.raises(ss.SoapstoneError, match="cannot be simulated: a task takes longer than"):
+        ss.simulate(graph, slow, ss.Strategy(graph, slow, {**whole, **away}))
+
+
+class Slow(ss.AnalyticCosts):
+    def times(
+        self, graph: ss.OperatorGraph, index: int, extents: tuple[int, ...], kind: str, combines: bool
+    ) -> OpTimes:
+        return OpTimes(2**43 - 1, 2**43 - 1, 2**43 - 1, 2**43 - 1)
+
+
+class Bad(ss.AnalyticCosts):
+    def times(
+        self, graph: ss.OperatorGraph, index: int, extents: tuple[int, ...], kind: str, combines: bool
+    ) -> OpTimes:
+        return None  # type: ignore[return-value]
+
+
+class Odd(ss.AnalyticCosts):
+    def update(self, kind: str, optimizer: str) -> tuple[int, float]:
+        return -5, float("nan")
+
+
+def test_what_is_no_simulation_gets_a_sentence() -> None:
+    graph, topology = graph_of("mlp"), ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.data_parallel(graph, topology)
+    for make in (ss.Simulator, ss.simulate):
+        for wrong, sentence in (
+            ((graph, topology, dict(strategy)), "needs a graph, a topology and a strategy"),
+            ((graph, "cpu:1x2", strategy), "needs a graph, a topology and a strategy"),
+        ):
+            with pytest.raises(ss.SoapstoneError, match=sentence):
+                make(*wrong)
+        for options, sentence in (
+            ({"optimizer": [1]}, "is not a name"),
+            ({"costs": "x"}, "answer no questions"),
+            ({"costs": Bad()}, "OpTimes are needed"),
+            ({"costs": Odd()}, "both must be 0 or more"),
+        ):
+            with pytest.raises(ss.SoapstoneError, match=sentence):
+                make(graph, topology, strategy, **options)
+    assert ss.Simulator(graph, topology, strategy, costs=Slow()).makespan_ns > 2**43
 
 
 def test_errors_say_what_to_do() -> None:
@@ -167,6 +275,8 @@ def test_errors_say_what_to_do() -> None:
         ({"nothing": halves}, "no op 'nothing'"),
         ({"first": ss.Configuration({"sample": 2}, (0, 5))}, "names device 5"),
         ({"first": "halves"}, "needs a Configuration"),
+        ([("first", halves)], "takes a mapping"),
+        (None, "takes a mapping"),
     ):
         with pytest.raises(ss.SoapstoneError, match=sentence):
             sim.propose(wrong)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ class Graph:
         Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.
         """
 
-    def add_op(self, values: Sequence[Sequence[Sequence[int]]], steps: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[bool], Sequence[Sequence[Sequence[tuple[int, int, tuple[int, int, int], tuple[int, int, int]]]]], Sequence[Sequence[Sequence[int]]]]], dims: Sequence[tuple[int, int, int, bool, bool]], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], head: int, combine: tuple[bool, bool, bool, Sequence[int], int, int], backward: bool, item_sizes: Sequence[int], saved: Sequence[int], extra: int) -> int: ...
+    def add_op(self, values: Sequence[Sequence[Sequence[int]]], steps: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[bool], Sequence[Sequence[Sequence[tuple[int, int, tuple[int, int, int], tuple[int, int, int]]]]], Sequence[Sequence[Sequence[int]]]]], dims: Sequence[tuple[int, int, int, bool, bool]], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], head: int, combine: tuple[bool, bool, Sequence[int], int, int], backward: bool, item_sizes: Sequence[int], saved: Sequence[int], extra: int) -> int: ...
 
     def factoring(self, tensor: int) -> list[list[int]]:
         """

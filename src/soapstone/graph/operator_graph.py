@@ -150,7 +150,7 @@ def _add_op(native: _core.Graph, op: Op) -> None:
         [(i.tensor, i.value) for i in op.inputs],
         [(o.tensor, o.value) for o in op.outputs],
         op.head,
-        (op.combine is not None, combine.mode == "gather", op.finishes, list(combine.dims), combine.factor,
+        (combine.mode == "gather", op.finishes, list(combine.dims), combine.factor,
          ITEM_SIZES[head_dtype]),
         op.backward,
         [ITEM_SIZES[value.dtype] for value in op.values],

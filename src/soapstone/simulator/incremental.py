@@ -16,9 +16,9 @@ from ..errors import SoapstoneError, StrategyError
 from ..graph import OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
-from .memory import states_of
+from .memory import bound_of
 from .simulation import Simulation, simulate
-from .times import KnownTimes, machine_of
+from .times import KnownTimes, check_all, in_a_sentence, machine_of
 
 ENGINES = ("full", "resume", "delta")
 FASTEST = "resume"  # where nothing comes before a change it is `full`; `delta` was slower wherever we measured
@@ -37,15 +37,16 @@ class Simulator:
         optimizer: str = "adam",
         bucket_bytes: int = 0,
     ) -> None:
-        strategy.check(graph, topology)
+        check_all(graph, topology, strategy)
         self.graph, self.topology, self.strategy = graph, topology, strategy
-        self.costs, self.optimizer, self.bucket_bytes = costs or AnalyticCosts(), optimizer, bucket_bytes
-        self._times = KnownTimes(graph, topology, self.costs)
+        self.costs, self.optimizer, self.bucket_bytes = costs, optimizer, bucket_bytes
+        self._times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
         machine = machine_of(topology, self._times, optimizer, bucket_bytes)
         self.native = _core.Simulator(graph.native, machine, self._times.native)
         for index, (degrees, devices) in enumerate(strategy.native):
             self._times.fill(index, degrees, devices)
-        self.native.begin(strategy.native)
+        with in_a_sentence():
+            self.native.begin(strategy.native)
         self._proposed: dict[str, Configuration] = {}
 
     @property
@@ -56,9 +57,7 @@ class Simulator:
     @property
     def memory_bound(self) -> np.ndarray:
         """Bytes by device that no order of the tasks can pass, of what is proposed, else of the strategy."""
-        parameters, gradients, saved, made, buckets, transient = self.native.memory()
-        bound: np.ndarray = parameters + (1 + states_of(self.optimizer)) * gradients + saved + made + buckets
-        return bound + transient
+        return bound_of(self.native, self.optimizer)
 
     def propose(
         self, changes: Mapping[str, Configuration], *, limit: int | None = None, engine: str = FASTEST
@@ -69,6 +68,8 @@ class Simulator:
             raise SoapstoneError(f"there is no engine {engine!r}; use one of {', '.join(ENGINES)}")
         if limit is not None and (type(limit) is not int or not 0 <= limit < 2**62):
             raise SoapstoneError(f"limit={limit!r} is not a number of ns; give a whole number, or None for no limit")
+        if not isinstance(changes, Mapping):
+            raise StrategyError("propose takes a mapping from op names to configurations")
         native = []
         for name, configuration in changes.items():
             index = self.graph.index(name)
@@ -81,7 +82,8 @@ class Simulator:
             native.append((index, (degrees, devices)))
         if self.native.is_open:
             raise SoapstoneError("the last proposal is still open; call accept() or reject() first")
-        makespan = self.native.propose(native, limit, ENGINES.index(engine))
+        with in_a_sentence():
+            makespan = self.native.propose(native, limit, ENGINES.index(engine))
         if makespan is not None:
             self._proposed = dict(changes)
         return makespan

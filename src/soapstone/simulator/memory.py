@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # numbers an optimizer keeps for each element
 
 
-def states_of(optimizer: str) -> int:
-    return STATES.get(optimizer, 2)
+def bound_of(native: _core.TaskGraph | _core.Simulator, optimizer: str) -> np.ndarray:
+    """Bytes by device that no order of the tasks can pass."""
+    parameters, gradients, saved, made, buckets, transient = native.memory()
+    bound: np.ndarray = parameters + (1 + STATES.get(optimizer, 2)) * gradients + saved + made + buckets + transient
+    return bound
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,8 @@ class Memory:
     made: np.ndarray  # outputs, and what messages bring
     transient: np.ndarray  # of the largest task
     buckets: np.ndarray
+    bound: np.ndarray
     peak: np.ndarray  # along the timeline
-
-    @property
-    def bound(self) -> np.ndarray:
-        total: np.ndarray = self.parameters + self.gradients + self.states + self.saved + self.made
-        total = total + self.transient + self.buckets
-        return total
 
 
 @dataclass(frozen=True)
@@ -66,13 +64,14 @@ def memory_of(
     """The memory of a played task graph; `tasks` are its rows with their times."""
     count = strategy.topology.num_devices
     parameters, gradients, saved, made, buckets, transient = native.memory()
-    states = gradients * states_of(optimizer)
+    states = gradients * STATES.get(optimizer, 2)
     parts = [_Parts(*native.part_bytes(i), devices) for i, (_, devices) in enumerate(strategy.native)]
     ledger = _Ledger(native, tasks, parts, count)
     ledger.computes()
     ledger.messages({o.tensor: i for i, op in enumerate(graph.ops) for o in op.outputs})
     peak = parameters + gradients + states + ledger.peak()
-    return Memory(parameters, gradients, states, saved, made, transient, buckets, peak)
+    bound = bound_of(native, optimizer)
+    return Memory(parameters, gradients, states, saved, made, transient, buckets, bound, peak)
 
 
 class _Ledger:

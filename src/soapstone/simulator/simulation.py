@@ -15,7 +15,7 @@ from ..topology import Topology
 from .memory import Memory, memory_of
 from .path import critical_path
 from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE
-from .times import KnownTimes, machine_of
+from .times import KnownTimes, check_all, in_a_sentence, machine_of
 
 
 class Simulation:
@@ -147,10 +147,11 @@ def simulate(
 ) -> Simulation:
     """Play one iteration of a strategy. `bucket_bytes` joins neighbouring gradients with the same holders up to that
     size. Raises StrategyError where the strategy is for another graph, SoapstoneError where costs are missing."""
-    strategy.check(graph, topology)
+    check_all(graph, topology, strategy)
     times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
     for index, (degrees, devices) in enumerate(strategy.native):
         times.fill(index, degrees, devices)
     machine = machine_of(topology, times, optimizer, bucket_bytes)
-    native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)
-    return Simulation(graph, topology, strategy, native, optimizer)
+    with in_a_sentence():
+        native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)
+        return Simulation(graph, topology, strategy, native, optimizer)

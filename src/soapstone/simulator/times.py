@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from .. import _core
 from ..costs import Costs, OpTimes
 from ..errors import SoapstoneError
+from ..files import shortened
 from ..graph import OperatorGraph
+from ..strategy import Strategy
 from ..topology import Topology
+
+LONGEST = 2**43  # ns of one task: far from overflow in sums
+
+
+def check_all(graph: OperatorGraph, topology: Topology, strategy: Strategy) -> None:
+    """Raise SoapstoneError unless these are what they are called, and belong together."""
+    for given, kind in ((graph, OperatorGraph), (topology, Topology), (strategy, Strategy)):
+        if not isinstance(given, kind):
+            raise SoapstoneError(f"a simulation needs a graph, a topology and a strategy; {shortened(given)} is none")
+    strategy.check(graph, topology)
+
+
+@contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """What the core refuses, such as times that are too long to add up, as an error of ours."""
+    try:
+        yield
+    except SoapstoneError:
+        raise
+    except ValueError as error:
+        raise SoapstoneError(f"this cannot be simulated: {error}") from None
 
 
 class KnownTimes:
     """The core's table of times, filled from costs as ops get degrees that were not seen before."""
 
     def __init__(self, graph: OperatorGraph, topology: Topology, costs: Costs) -> None:
+        if not callable(getattr(costs, "times", None)) or not callable(getattr(costs, "update", None)):
+            raise SoapstoneError(f"costs={shortened(costs)} answer no questions; use ss.AnalyticCosts()")
         self.graph, self.costs = graph, costs
         self.native = _core.Times(graph.native)
         names = list(dict.fromkeys(device.kind for device in topology.devices))
@@ -34,11 +60,13 @@ class KnownTimes:
     def _ask(self, index: int, extents: tuple[int, ...], kind: int, combines: bool) -> tuple[int, int, int, int]:
         key = (index, extents, kind, combines)
         if key not in self._asked:
-            times: OpTimes = self.costs.times(self.graph, index, extents, self.names[kind], combines)
+            times = self.costs.times(self.graph, index, extents, self.names[kind], combines)
+            name = self.graph.ops[index].name
+            if not isinstance(times, OpTimes):
+                raise SoapstoneError(f"the costs give op {name!r} {times!r}; OpTimes are needed")
             found = (times.forward, times.backward, times.finish_forward, times.finish_backward)
-            if not all(isinstance(ns, int) and 0 <= ns < 2**53 for ns in found):
-                name = self.graph.ops[index].name
-                raise SoapstoneError(f"the costs give op {name!r} {found}; whole nanoseconds are needed")
+            if not all(isinstance(ns, int) and 0 <= ns < LONGEST for ns in found):
+                raise SoapstoneError(f"the costs give op {name!r} {found}; whole nanoseconds below 2^43 are needed")
             self._asked[key] = found
         return self._asked[key]
 
@@ -47,7 +75,12 @@ def machine_of(topology: Topology, times: KnownTimes, optimizer: str, bucket_byt
     """The topology with what an optimizer's step takes on each device. Raises SoapstoneError for a bad bucket size."""
     if type(bucket_bytes) is not int or not 0 <= bucket_bytes < 2**62:
         raise SoapstoneError(f"bucket_bytes={bucket_bytes!r} is not a number of bytes; use 0 for one piece a bucket")
+    if not isinstance(optimizer, str):
+        raise SoapstoneError(f"optimizer={optimizer!r} is not a name; use one such as 'adam'")
     updates = [times.costs.update(device.kind, optimizer) for device in topology.devices]
+    for launch, per_element in updates:
+        if type(launch) is not int or not 0 <= launch < LONGEST or not 0 <= per_element < 1e9:
+            raise SoapstoneError(f"the costs give an update {launch!r} and {per_element!r} ns; both must be 0 or more")
     return _core.Machine(
         topology.native,
         times.kinds,
