@@ -139,6 +139,7 @@ class FlowBuilder {
 
   // Where the readers of a flow stand, which come in increasing order.
   void look_at(std::span<const Reader> readers) {
+    if (between_.empty()) return;
     std::fill(in_flow_.begin(), in_flow_.end(), std::span<const Reader>());
     for (const Reader& at : readers) {
       auto& own = in_flow_[at.reader];
