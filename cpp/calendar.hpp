@@ -1,4 +1,4 @@
-// Tasks that are ready, by (ready, key). Time is cut into as many days as there are tasks; a day's tasks are put in
+// Tasks that are ready, by (ready, key). Time is cut into more days than there are tasks; a day's tasks are put in
 // order when it comes, so that most cost no comparison at all. A day's tasks are linked through their own states.
 #pragma once
 

@@ -1,6 +1,5 @@
 // An op's own tasks: a part's forward and backward, and where parts combine, the combine and what finishes behind it.
 #include <algorithm>
-#include <array>
 
 #include "sorting.hpp"
 #include "taskgraph.hpp"
