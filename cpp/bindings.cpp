@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "chain.hpp"
 #include "listing.hpp"
 #include "simulator.hpp"
 #include "timeline.hpp"
@@ -240,7 +241,8 @@ void set_times(soapstone::Times& self, int32_t op, const std::vector<int32_t>& d
 void bind_times(nb::module_& m) {
   using soapstone::Times;
   nb::class_<Times>(m, "Times")
-      .def(nb::init<const soapstone::Graph&>(), nb::arg("graph"), nb::keep_alive<1, 2>())
+      .def(nb::init<const soapstone::Graph&, std::vector<int32_t>>(), nb::arg("graph"), nb::arg("alike"),
+           nb::keep_alive<1, 2>(), "`alike` names, by op, the op that it shares its times with.")
       .def(
           "extents",
           [](const Times& self, int32_t op, const std::vector<int32_t>& degrees) {
@@ -263,7 +265,7 @@ void bind_times(nb::module_& m) {
                 Machine{topology, std::move(kinds), std::move(update_ns_per_element), update_overhead, bucket_bytes};
           },
           nb::arg("topology"), nb::arg("kinds"), nb::arg("update_ns_per_element"), nb::arg("update_overhead"),
-          nb::arg("bucket_bytes"), nb::keep_alive<1, 2>());
+          nb::arg("bucket_bytes"));
 }
 
 std::vector<Configuration> to_strategy(const std::vector<ConfigurationPair>& pairs) {
@@ -478,6 +480,92 @@ void bind_simulator(nb::module_& m) {
       .def_prop_ro("num_cut_short", &Simulator::num_cut_short);
 }
 
+// ---- search ----
+
+using soapstone::Chain;
+using MoveTuple = std::tuple<std::vector<int32_t>, int32_t, std::vector<ConfigurationPair>>;
+using EndsTuple = std::tuple<int64_t, double, int64_t, double>;
+
+std::vector<soapstone::Move> to_moves(const std::vector<MoveTuple>& tuples) {
+  std::vector<soapstone::Move> moves;
+  for (const auto& [ops, table, own] : tuples) moves.push_back({ops, table, to_strategy(own)});
+  return moves;
+}
+
+soapstone::Ends to_ends(const EndsTuple& tuple) {
+  const auto& [proposals, seconds, patience, patience_seconds] = tuple;
+  return {proposals, seconds, patience, patience_seconds};
+}
+
+std::vector<ConfigurationPair> to_pairs(const std::vector<Configuration>& strategy) {
+  std::vector<ConfigurationPair> pairs;
+  for (const auto& configuration : strategy) pairs.emplace_back(configuration.degrees, configuration.devices);
+  return pairs;
+}
+
+void bind_search(nb::module_& m) {
+  nb::class_<Chain>(m, "Chain")
+      .def(
+          "__init__",
+          [](Chain* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
+             const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& tables,
+             std::vector<int64_t> memory, int64_t num_states, uint64_t seed) {
+            std::vector<std::vector<Configuration>> native;
+            for (const auto& table : tables) native.push_back(to_strategy(table));
+            new (self) Chain(graph, machine, times, std::move(native), {std::move(memory), num_states}, seed);
+          },
+          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("tables"), nb::arg("memory"),
+          nb::arg("num_states"), nb::arg("seed"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(),
+          "Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.")
+      .def(
+          "go",
+          [](Chain& self, const std::vector<ConfigurationPair>& pairs) {
+            const auto strategy = to_strategy(pairs);
+            nb::gil_scoped_release released;
+            self.go(strategy);
+          },
+          nb::arg("strategy"))
+      .def(
+          "walk",
+          [](Chain& self, const std::vector<MoveTuple>& tuples, double first, double last, bool relative,
+             const EndsTuple& ends) {
+            const auto moves = to_moves(tuples);
+            nb::gil_scoped_release released;
+            self.walk(moves, {first, last, relative}, to_ends(ends));
+          },
+          nb::arg("moves"), nb::arg("first"), nb::arg("last"), nb::arg("relative"), nb::arg("ends"),
+          "Metropolis from one temperature to another. Moves: (ops, table, configurations of their own); ends: "
+          "(proposals, seconds, patience in proposals, in seconds).")
+      .def(
+          "descend",
+          [](Chain& self, const std::vector<MoveTuple>& tuples, const EndsTuple& ends) {
+            const auto moves = to_moves(tuples);
+            nb::gil_scoped_release released;
+            return self.descend(moves, to_ends(ends));
+          },
+          nb::arg("moves"), nb::arg("ends"),
+          "Take improvements until there are none; whether that was seen to the end.")
+      .def("stop", &Chain::stop, "End what runs on another thread.")
+      .def_prop_ro("is_stopped", &Chain::is_stopped)
+      .def_prop_ro("num_proposals", &Chain::num_proposals)
+      .def_prop_ro("num_neighbours", &Chain::num_neighbours)
+      .def_prop_ro("makespan", &Chain::makespan)
+      .def_prop_ro("best_makespan", &Chain::best_makespan)
+      .def_prop_ro("best_overflow", &Chain::best_overflow)
+      .def_prop_ro("best", [](const Chain& self) { return to_pairs(self.best()); })
+      .def_prop_ro("strategy", [](const Chain& self) { return to_pairs(self.strategy()); })
+      .def_prop_ro("phases", &Chain::phases)
+      .def_prop_ro(
+          "history",
+          [](const Chain& self) {
+            std::vector<std::tuple<int64_t, double, int64_t>> rows;
+            for (const auto& [proposals, seconds, makespan] : self.history())
+              rows.emplace_back(proposals, seconds, makespan);
+            return rows;
+          },
+          "(proposals, seconds, makespan) at each improvement.");
+}
+
 NB_MODULE(_core, m) {
   m.doc() = "The compiled core: geometry, topology, task graph, timeline.";
   nb::set_leak_warnings(false);  // a graph that is a global of the user's lives until the interpreter is gone
@@ -487,4 +575,5 @@ NB_MODULE(_core, m) {
   bind_times(m);
   bind_task_graph(m);
   bind_simulator(m);
+  bind_search(m);
 }

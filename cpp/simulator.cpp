@@ -7,6 +7,12 @@
 
 namespace soapstone {
 
+Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit)
+    : graph(of, std::move(on), times, false), engine_(graph), memory_(std::move(limit)) {
+  if (!memory_.bytes.empty() && memory_.bytes.size() != static_cast<size_t>(graph.machine.topology.num_devices()))
+    throw std::invalid_argument("a memory limit needs a number of bytes for each device");
+}
+
 int64_t Simulator::begin(const std::vector<Configuration>& strategy) {
   if (begun_) throw std::invalid_argument("the simulator has its first strategy already");
   graph.begin(strategy);
@@ -38,7 +44,7 @@ auto Simulator::book(Phase phase, Run run) {
 }
 
 std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
-                                          Method method) {
+                                          Method method, int64_t most_overflow) {
   check(changes);
   engine_.prepare(method);
   bool possible = true;
@@ -46,6 +52,7 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
     book(in_ops, [&] { graph.change(changes); });
     possible = *std::max_element(graph.compute.begin(), graph.compute.end()) <= limit;
     if (possible) book(in_flows, [&] { graph.route(); });
+    possible = possible && (most_overflow == INT64_MAX || overflow() <= most_overflow);
     possible = possible && book(in_bounds, [&] { return bounds_.hold(graph, limit); });
   } catch (...) {
     graph.take_back();
@@ -60,6 +67,16 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
   }
   reject();
   return std::nullopt;
+}
+
+int64_t Simulator::overflow() {
+  if (memory_.bytes.empty()) return 0;
+  if (graph.surely_fits(memory_.bytes, memory_.num_states)) return 0;
+  const auto bound = graph.memory_bound(memory_.num_states);
+  int64_t sum = 0;
+  for (size_t device = 0; device < bound.size(); ++device)
+    sum += std::max(int64_t{0}, bound[device] - memory_.bytes[device]);
+  return sum;
 }
 
 void Simulator::accept() {

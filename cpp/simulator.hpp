@@ -8,18 +8,25 @@
 
 namespace soapstone {
 
+// What the devices can hold.
+struct MemoryLimit {
+  std::vector<int64_t> bytes;  // by device; none where there is no limit
+  int64_t num_states = 0;      // numbers that the optimizer keeps for each element
+};
+
 class Simulator {
  public:
-  Simulator(const Graph& of, Machine on, const Times& times) : graph(of, std::move(on), times, false), engine_(graph) {}
+  Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit = {});
 
   // The first strategy; its times must be known.
   int64_t begin(const std::vector<Configuration>& strategy);
-  // The makespan, or nothing where it passes the limit; then the proposal is rejected already.
+  // The makespan, or nothing where it passes the limit, or the overflow does; then the proposal is rejected already.
   std::optional<int64_t> propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
-                                 Method method);
+                                 Method method, int64_t most_overflow = INT64_MAX);
   void accept();
   void reject();
 
+  int64_t overflow();  // bytes over the memory limit, all devices together, of what is proposed or else accepted
   bool is_open() const { return open_; }
   int64_t makespan() const { return makespan_; }  // of what was accepted
   const Engine& engine() const { return engine_; }
@@ -40,6 +47,7 @@ class Simulator {
   auto book(Phase phase, Run run);
 
   Engine engine_;
+  MemoryLimit memory_;
   Bounds bounds_;
   int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
   bool begun_ = false, open_ = false;

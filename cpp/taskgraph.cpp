@@ -349,6 +349,26 @@ void TaskGraph::set_updates() {
   }
 }
 
+int64_t TaskGraph::lasting(int32_t device, int64_t num_states) const {
+  return memory.parameters[device] + (1 + num_states) * memory.gradients[device] + memory.saved[device] +
+         memory.made[device] + memory.buckets[device];
+}
+
+std::vector<int64_t> TaskGraph::memory_bound(int64_t num_states) {
+  std::vector<int64_t> bound = transient();
+  for (size_t device = 0; device < bound.size(); ++device) bound[device] += lasting(device, num_states);
+  return bound;
+}
+
+bool TaskGraph::surely_fits(const std::vector<int64_t>& limit, int64_t num_states) const {
+  int64_t largest = 0;
+  for (const auto& op : ops)
+    largest = std::max(largest, *std::max_element(op.layout->working.begin(), op.layout->working.end()));
+  for (size_t device = 0; device < limit.size(); ++device)
+    if (lasting(device, num_states) + largest > limit[device]) return false;
+  return true;
+}
+
 const std::vector<int64_t>& TaskGraph::transient() {
   const auto num_devices = static_cast<size_t>(machine.topology.num_devices());
   for (size_t device = 0; device < num_devices; ++device) {

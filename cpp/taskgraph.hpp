@@ -20,11 +20,13 @@ namespace soapstone {
 struct Configuration {
   Degrees degrees;
   std::vector<int32_t> devices;
+
+  bool operator==(const Configuration&) const = default;
 };
 
 // The machines, and what an optimizer does on them.
 struct Machine {
-  const Topology& topology;
+  Topology topology;                          // its own, since a topology serves one thread
   std::vector<int32_t> kinds;                 // by device
   std::vector<double> update_ns_per_element;  // by device
   int64_t update_overhead = 0, bucket_bytes = 0;
@@ -171,6 +173,10 @@ class TaskGraph {
   bool has_update(int32_t device) const { return elements[device] > 0; }
   int64_t update_time(int32_t device) const { return pool.tasks[device].first.duration; }
   const std::vector<int64_t>& transient();  // by device: the largest task's bytes
+  // By device: what no order of the tasks can pass, where the optimizer keeps so many numbers for each element.
+  std::vector<int64_t> memory_bound(int64_t num_states);
+  // Whether it is within a limit, found without asking which device runs the largest task.
+  bool surely_fits(const std::vector<int64_t>& limit, int64_t num_states) const;
   template <typename Visit>
   void each_slot(Visit visit) const;  // of all tasks that are in the graph
 
@@ -210,6 +216,7 @@ class TaskGraph {
   void count(const FlowBlock&, int64_t sign);
   void count(const SyncGroup&, const SyncBlock&, int64_t sign);
   void set_updates();
+  int64_t lasting(int32_t device, int64_t num_states) const;  // the bytes that are there beside a task's own
   void replaced(const Block& old, const Block& block);
   void find_reach();
   void relink(int32_t op, bool differs);

@@ -23,7 +23,8 @@ Extents extents_of(const Op&, const Degrees&);
 
 class Times {
  public:
-  explicit Times(const Graph& graph) : graph_(graph), known_(graph.ops.size()) {}
+  // `alike` names, by op, the op that it shares its times with: itself, or one with the same dims.
+  Times(const Graph& graph, std::vector<int32_t> alike);
 
   // One for each of the distinct extents, in their order.
   void set(int32_t op, const Degrees&, int32_t kind, std::vector<PartTimes> times);
@@ -33,7 +34,8 @@ class Times {
 
  private:
   const Graph& graph_;
-  std::vector<std::map<std::pair<Degrees, int32_t>, std::vector<PartTimes>>> known_;  // by op
+  std::vector<int32_t> alike_;
+  std::vector<std::map<std::pair<Degrees, int32_t>, std::vector<PartTimes>>> known_;  // by op that others share
 };
 
 }  // namespace soapstone

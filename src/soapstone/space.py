@@ -30,10 +30,12 @@ class Space:
 
     def configurations(self, op_name: str) -> list[Configuration]:
         """All configurations of an op, each once. Raises GraphError for an unknown name."""
-        op = self.graph.op(op_name)
-        shared = self._enumerated(op)
-        own = dict.fromkeys(c for c in self._baselines[op_name] if c not in self._members[self._signature(op)])
-        return [*shared, *own]
+        return [*self.enumerated(self.graph.op(op_name)), *self.own(op_name)]
+
+    def own(self, op_name: str) -> list[Configuration]:
+        """What the baselines give an op beside what is enumerated."""
+        members = self._members[self._signature(self.graph.op(op_name))]
+        return list(dict.fromkeys(c for c in self._baselines[op_name] if c not in members))
 
     @cached_property
     def log10_size(self) -> float:
@@ -47,13 +49,14 @@ class Space:
 
     @cached_property
     def _members(self) -> dict[tuple[tuple[str, int], ...], set[Configuration]]:
-        return {self._signature(op): set(self._enumerated(op)) for op in self.graph.ops}
+        return {self._signature(op): set(self.enumerated(op)) for op in self.graph.ops}
 
     @staticmethod
     def _signature(op: Op) -> tuple[tuple[str, int], ...]:
         return tuple((dim.name, dim.size) for dim in op.dims if dim.splittable)
 
-    def _enumerated(self, op: Op) -> list[Configuration]:
+    def enumerated(self, op: Op) -> list[Configuration]:
+        """The configurations of an op but for `own`; ops with the same dims share them."""
         signature = self._signature(op)
         if signature not in self._alike:
             self._alike[signature] = [

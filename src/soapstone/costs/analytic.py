@@ -47,6 +47,8 @@ class Work:
 class AnalyticCosts:
     """Costs from the table. Raises SoapstoneError for a kind of device or an optimizer that it does not have."""
 
+    by_signature = True
+
     def times(
         self, graph: OperatorGraph, index: int, extents: tuple[int, ...], device_kind: str, combines: bool
     ) -> OpTimes:

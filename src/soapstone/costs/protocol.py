@@ -20,6 +20,9 @@ class OpTimes:
 
 
 class Costs(Protocol):
+    """Costs whose times follow from what an op computes may also have `by_signature = True`: then they are asked for
+    one of the ops that are alike."""
+
     def times(
         self, graph: OperatorGraph, index: int, extents: tuple[int, ...], device_kind: str, combines: bool
     ) -> OpTimes:

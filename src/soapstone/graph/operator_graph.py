@@ -66,6 +66,17 @@ class OperatorGraph:
         return tuple(t for t in self.tensors if t.source == "parameter")
 
     @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """By op, the first op that does the same on tensors of the same sizes; only its place in the graph differs."""
+        first: dict[Any, int] = {}
+        return tuple(first.setdefault(self._signature(op), i) for i, op in enumerate(self.ops))
+
+    def _signature(self, op: Op) -> Any:
+        read = tuple((o.value, self.tensors[o.tensor].source, self.tensors[o.tensor].grad) for o in op.inputs)
+        written = tuple(o.value for o in op.outputs)
+        return op.dims, op.values, op.steps, op.head, op.backward, op.saved, op.extra, read, written
+
+    @cached_property
     def fingerprint(self) -> str:
         text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

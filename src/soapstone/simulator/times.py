@@ -42,7 +42,8 @@ class KnownTimes:
         if not callable(getattr(costs, "times", None)) or not callable(getattr(costs, "update", None)):
             raise SoapstoneError(f"costs={shortened(costs)} answer no questions; use ss.AnalyticCosts()")
         self.graph, self.costs = graph, costs
-        self.native = _core.Times(graph.native)
+        self.asks_for = graph.alike if getattr(costs, "by_signature", False) else range(len(graph.ops))
+        self.native = _core.Times(graph.native, list(self.asks_for))
         names = list(dict.fromkeys(device.kind for device in topology.devices))
         self.names, self.kinds = names, [names.index(device.kind) for device in topology.devices]
         self._asked: dict[tuple[int, tuple[int, ...], int, bool], tuple[int, int, int, int]] = {}
@@ -52,6 +53,7 @@ class KnownTimes:
         for kind in {self.kinds[device] for device in devices}:
             if self.native.has(index, degrees, kind):
                 continue
+            index = self.asks_for[index]
             op = self.graph.ops[index]
             combines = any(dim.combinable and degree > 1 for dim, degree in zip(op.dims, degrees))
             extents = self.native.extents(index, degrees)

@@ -1,0 +1,142 @@
+#include "chain.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+namespace soapstone {
+
+namespace {
+
+int64_t largest_accepted(int64_t makespan, double u, double temperature, bool relative) {
+  const auto now = static_cast<double>(makespan);
+  const double limit = relative ? now * std::pow(u, -temperature) : now - temperature * std::log(u);
+  return limit < 9e18 ? std::max(makespan, static_cast<int64_t>(limit)) : INT64_MAX;
+}
+
+}  // namespace
+
+Chain::Chain(const Graph& graph, const Machine& machine, const Times& times,
+             std::vector<std::vector<Configuration>> tables, MemoryLimit memory, uint64_t seed)
+    : graph_(graph),
+      machine_(machine),
+      times_(times),
+      tables_(std::move(tables)),
+      memory_(std::move(memory)),
+      random_(seed) {}
+
+void Chain::go(const std::vector<Configuration>& strategy) {
+  if (!simulator_) {
+    auto simulator = std::make_unique<Simulator>(graph_, machine_, times_, memory_);
+    simulator->begin(strategy);
+    simulator_ = std::move(simulator);
+  } else {
+    if (strategy.size() != graph_.ops.size()) throw std::invalid_argument("a strategy configures every op");
+    changes_.clear();
+    for (int32_t op = 0; op < static_cast<int32_t>(strategy.size()); ++op)
+      if (simulator_->graph.ops[op].configuration != strategy[op]) changes_.emplace_back(op, strategy[op]);
+    simulator_->propose(changes_, INT64_MAX, Method::resume);
+    simulator_->accept();
+  }
+  overflow_ = simulator_->overflow();
+  note();
+}
+
+std::vector<Configuration> Chain::strategy() const {
+  std::vector<Configuration> strategy;
+  for (const auto& op : simulator_->graph.ops) strategy.push_back(op.configuration);
+  return strategy;
+}
+
+const Configuration& Chain::option(const Move& move, size_t index) const {
+  const auto& table = tables_[move.table];
+  return index < table.size() ? table[index] : move.own[index - table.size()];
+}
+
+// Own mappings from random bits: the standard's distributions differ from library to library.
+size_t Chain::draw(size_t count) {
+  return static_cast<size_t>((static_cast<unsigned __int128>(random_()) * count) >> 64);
+}
+
+double Chain::draw() { return static_cast<double>((random_() >> 11) + 1) * 0x1p-53; }
+
+bool Chain::ends(const Ends& ends, int64_t first) const {
+  const int64_t count = num_proposals_;
+  if (stopped_ || count - first >= ends.proposals) return true;
+  if (!history_.empty() && count - history_.back().proposals >= ends.patience) return true;
+  const double now = seconds();
+  return now >= ends.seconds || (!history_.empty() && now - history_.back().seconds >= ends.patience_seconds);
+}
+
+void Chain::check(const std::vector<Move>& moves) const {
+  if (!simulator_) throw std::invalid_argument("the chain has no strategy yet");
+  for (const auto& move : moves)
+    if (move.table < 0 || static_cast<size_t>(move.table) >= tables_.size() || num_options(move) == 0)
+      throw std::invalid_argument("a move has no options");
+}
+
+// Remembers the strategy where it is the best so far.
+void Chain::note() {
+  const int64_t makespan = simulator_->makespan();
+  if (std::pair(overflow_, makespan) >= std::pair(best_overflow_, best_makespan_.load())) return;
+  best_overflow_ = overflow_;
+  best_makespan_ = makespan;
+  best_ = strategy();
+  history_.push_back({num_proposals_, seconds(), makespan});
+}
+
+bool Chain::try_out(const Move& move, const Configuration& option, int64_t limit) {
+  ++num_proposals_;
+  changes_.clear();
+  for (const int32_t op : move.ops)
+    if (simulator_->graph.ops[op].configuration != option) changes_.emplace_back(op, option);
+  if (changes_.empty()) return true;
+  const bool fits = overflow_ == 0;
+  const auto makespan = simulator_->propose(changes_, fits ? limit : INT64_MAX, Method::resume, overflow_);
+  if (!makespan) return false;
+  const int64_t overflow = fits ? 0 : simulator_->overflow();
+  if (overflow == overflow_ && *makespan > limit) {
+    simulator_->reject();
+    return false;
+  }
+  simulator_->accept();
+  overflow_ = overflow;
+  note();
+  return true;
+}
+
+void Chain::walk(const std::vector<Move>& moves, const Temperature& temperature, const Ends& where) {
+  check(moves);
+  if (moves.empty()) return;
+  const int64_t first = num_proposals_;
+  const double length = static_cast<double>(where.proposals), fall = temperature.last / temperature.first;
+  while (!ends(where, first)) {
+    const Move& move = moves[draw(moves.size())];
+    const Configuration& chosen = option(move, draw(num_options(move)));
+    const double u = draw(), done = static_cast<double>(num_proposals_ - first) / length;
+    const double now = temperature.first * std::pow(fall, done);
+    try_out(move, chosen, largest_accepted(simulator_->makespan(), u, now, temperature.relative));
+  }
+}
+
+bool Chain::descend(const std::vector<Move>& moves, const Ends& where) {
+  check(moves);
+  const int64_t first = num_proposals_;
+  std::vector<std::pair<int32_t, int32_t>> neighbours;  // (move, option)
+  for (size_t i = 0; i < moves.size(); ++i)
+    for (size_t j = 0; j < num_options(moves[i]); ++j) neighbours.emplace_back(i, j);
+  for (size_t i = neighbours.size(); i > 1; --i) std::swap(neighbours[i - 1], neighbours[draw(i)]);
+  num_neighbours_ = 0;
+  for (size_t i = 0; num_neighbours_ < static_cast<int64_t>(neighbours.size()); i = (i + 1) % neighbours.size()) {
+    if (ends(where, first)) return false;
+    const Move& move = moves[neighbours[i].first];
+    const int64_t makespan = simulator_->makespan(), overflow = overflow_;
+    try_out(move, option(move, neighbours[i].second), makespan - 1);
+    const bool improved = std::pair(overflow_, simulator_->makespan()) < std::pair(overflow, makespan);
+    num_neighbours_ = improved ? 0 : num_neighbours_ + 1;
+  }
+  return true;
+}
+
+}  // namespace soapstone
