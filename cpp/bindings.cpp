@@ -337,6 +337,7 @@ auto memory_of(soapstone::TaskGraph& graph) {
                     copy(memory.buckets), copy(graph.transient()));
 }
 
+constexpr const char* bound_doc = "Bytes by device that no order can pass, with so many numbers kept for each element.";
 constexpr const char* memory_doc = "Bytes by device: (parameters, gradients, saved, made, buckets, transient).";
 
 void bind_task_graph(nb::module_& m) {
@@ -398,6 +399,10 @@ void bind_task_graph(nb::module_& m) {
           nb::arg("op"), "Of each part of an op: bytes that stay, are put out and are held at work; then its copies.")
       .def(
           "memory", [](Listing& self) { return memory_of(self.graph()); }, memory_doc)
+      .def(
+          "memory_bound",
+          [](Listing& self, int64_t num_states) { return to_array(self.graph().memory_bound(num_states)); },
+          nb::arg("num_states"), bound_doc)
       .def(
           "groups", [](const Listing& self, int32_t op) { return self.layout(op).groups; }, nb::arg("op"),
           "An op's combine groups, each the parts that combine; empty where none does.")
@@ -469,6 +474,10 @@ void bind_simulator(nb::module_& m) {
       .def("timeline", timeline_of, "(key, ready, end) of every task, by (ready, key).")
       .def(
           "memory", [](Simulator& self) { return memory_of(self.graph); }, memory_doc)
+      .def(
+          "memory_bound",
+          [](Simulator& self, int64_t num_states) { return to_array(self.graph.memory_bound(num_states)); },
+          nb::arg("num_states"), bound_doc)
       .def_prop_ro("is_open", &Simulator::is_open)
       .def_prop_ro("makespan", &Simulator::makespan)
       .def_prop_ro("bound", &Simulator::bound)
@@ -543,10 +552,18 @@ void bind_search(nb::module_& m) {
             nb::gil_scoped_release released;
             return self.descend(moves, to_ends(ends));
           },
-          nb::arg("moves"), nb::arg("ends"),
-          "Take improvements until there are none; whether that was seen to the end.")
+          nb::arg("moves"), nb::arg("ends"), "Take improvements; whether it was seen that there are no more.")
+      .def(
+          "look",
+          [](Chain& self, const std::vector<MoveTuple>& tuples, const EndsTuple& ends) {
+            const auto moves = to_moves(tuples);
+            nb::gil_scoped_release released;
+            return self.look(moves, to_ends(ends));
+          },
+          nb::arg("moves"), nb::arg("ends"), "Whether nothing improves the strategy; None where it ends before.")
       .def("stop", &Chain::stop, "End what runs on another thread.")
       .def_prop_ro("is_stopped", &Chain::is_stopped)
+      .def_prop_ro("seconds", &Chain::seconds, "Since the chain was made.")
       .def_prop_ro("num_proposals", &Chain::num_proposals)
       .def_prop_ro("num_neighbours", &Chain::num_neighbours)
       .def_prop_ro("makespan", &Chain::makespan)

@@ -86,22 +86,26 @@ void Chain::note() {
   history_.push_back({num_proposals_, seconds(), makespan});
 }
 
-bool Chain::try_out(const Move& move, const Configuration& option, int64_t limit) {
+// The makespan where it may be accepted; then the proposal is open, unless nothing changes.
+std::optional<int64_t> Chain::propose(const Move& move, const Configuration& option, int64_t limit) {
   ++num_proposals_;
   changes_.clear();
   for (const int32_t op : move.ops)
     if (simulator_->graph.ops[op].configuration != option) changes_.emplace_back(op, option);
-  if (changes_.empty()) return true;
-  const bool fits = overflow_ == 0;
-  const auto makespan = simulator_->propose(changes_, fits ? limit : INT64_MAX, Method::resume, overflow_);
-  if (!makespan) return false;
-  const int64_t overflow = fits ? 0 : simulator_->overflow();
-  if (overflow == overflow_ && *makespan > limit) {
+  if (changes_.empty()) return std::nullopt;
+  const auto makespan = simulator_->propose(changes_, overflow_ ? INT64_MAX : limit, Method::resume, overflow_);
+  if (makespan && *makespan > limit && simulator_->overflow() == overflow_) {
     simulator_->reject();
-    return false;
+    return std::nullopt;
   }
+  return makespan;
+}
+
+// Whether the strategy is another one now.
+bool Chain::try_out(const Move& move, const Configuration& option, int64_t limit) {
+  if (!propose(move, option, limit)) return false;
   simulator_->accept();
-  overflow_ = overflow;
+  if (overflow_) overflow_ = simulator_->overflow();
   note();
   return true;
 }
@@ -120,21 +124,38 @@ void Chain::walk(const std::vector<Move>& moves, const Temperature& temperature,
   }
 }
 
+std::vector<std::pair<int32_t, int32_t>> Chain::neighbours(const std::vector<Move>& moves) {
+  std::vector<std::pair<int32_t, int32_t>> all;
+  for (size_t i = 0; i < moves.size(); ++i)
+    for (size_t j = 0; j < num_options(moves[i]); ++j) all.emplace_back(i, j);
+  for (size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[draw(i)]);
+  return all;
+}
+
 bool Chain::descend(const std::vector<Move>& moves, const Ends& where) {
   check(moves);
   const int64_t first = num_proposals_;
-  std::vector<std::pair<int32_t, int32_t>> neighbours;  // (move, option)
-  for (size_t i = 0; i < moves.size(); ++i)
-    for (size_t j = 0; j < num_options(moves[i]); ++j) neighbours.emplace_back(i, j);
-  for (size_t i = neighbours.size(); i > 1; --i) std::swap(neighbours[i - 1], neighbours[draw(i)]);
+  const auto all = neighbours(moves);
   num_neighbours_ = 0;
-  for (size_t i = 0; num_neighbours_ < static_cast<int64_t>(neighbours.size()); i = (i + 1) % neighbours.size()) {
+  for (size_t i = 0; num_neighbours_ < static_cast<int64_t>(all.size()); i = (i + 1) % all.size()) {
     if (ends(where, first)) return false;
-    const Move& move = moves[neighbours[i].first];
-    const int64_t makespan = simulator_->makespan(), overflow = overflow_;
-    try_out(move, option(move, neighbours[i].second), makespan - 1);
-    const bool improved = std::pair(overflow_, simulator_->makespan()) < std::pair(overflow, makespan);
+    const Move& move = moves[all[i].first];
+    const bool improved = try_out(move, option(move, all[i].second), simulator_->makespan() - 1);
     num_neighbours_ = improved ? 0 : num_neighbours_ + 1;
+  }
+  return true;
+}
+
+std::optional<bool> Chain::look(const std::vector<Move>& moves, const Ends& where) {
+  check(moves);
+  const int64_t first = num_proposals_;
+  num_neighbours_ = 0;
+  for (const auto& [move, index] : neighbours(moves)) {
+    if (ends(where, first)) return std::nullopt;
+    ++num_neighbours_;
+    if (!propose(moves[move], option(moves[move], index), simulator_->makespan() - 1)) continue;
+    simulator_->reject();
+    return false;
   }
   return true;
 }

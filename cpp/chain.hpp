@@ -48,21 +48,26 @@ struct Improvement {
 
 class Chain {
  public:
+  using Clock = std::chrono::steady_clock;
+
   Chain(const Graph&, const Machine&, const Times&, std::vector<std::vector<Configuration>> tables, MemoryLimit,
         uint64_t seed);
 
   // Goes to a strategy, however long it takes.
   void go(const std::vector<Configuration>& strategy);
   void walk(const std::vector<Move>& moves, const Temperature&, const Ends&);
-  // Takes whatever improves the strategy until nothing does. Returns whether every option of every move was tried in
-  // vain since the last improvement.
+  // Takes whatever improves the strategy until nothing does. Whether every option of every move was tried in vain since
+  // the last improvement.
   bool descend(const std::vector<Move>& moves, const Ends&);
+  // Whether no option of any move improves the strategy; unknown where it ends before that is seen.
+  std::optional<bool> look(const std::vector<Move>& moves, const Ends&);
 
   // May be called from other threads.
   void stop() { stopped_ = true; }
   bool is_stopped() const { return stopped_; }
   int64_t num_proposals() const { return num_proposals_; }
   int64_t best_makespan() const { return best_makespan_; }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }  // since it was made
 
   int64_t makespan() const { return simulator_->makespan(); }
   int64_t best_overflow() const { return best_overflow_; }
@@ -73,14 +78,13 @@ class Chain {
   const std::array<double, Simulator::num_phases>& phases() const { return simulator_->seconds(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   size_t num_options(const Move& move) const { return tables_[move.table].size() + move.own.size(); }
   const Configuration& option(const Move& move, size_t index) const;
   size_t draw(size_t count);
   double draw();
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }
   bool ends(const Ends&, int64_t first) const;
+  std::vector<std::pair<int32_t, int32_t>> neighbours(const std::vector<Move>& moves);  // (move, option), shuffled
+  std::optional<int64_t> propose(const Move&, const Configuration&, int64_t limit);
   bool try_out(const Move&, const Configuration&, int64_t limit);
   void check(const std::vector<Move>& moves) const;
   void note();

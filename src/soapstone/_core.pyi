@@ -85,7 +85,8 @@ class Graph:
         """The same for any box over the op's dims."""
 
 class Times:
-    def __init__(self, graph: Graph) -> None: ...
+    def __init__(self, graph: Graph, alike: Sequence[int]) -> None:
+        """`alike` names, by op, the op that it shares its times with."""
 
     def extents(self, op: int, degrees: Sequence[int]) -> list[list[int]]:
         """The distinct extents of an op's parts."""
@@ -202,6 +203,11 @@ class TaskGraph:
         Bytes by device: (parameters, gradients, saved, made, buckets, transient).
         """
 
+    def memory_bound(self, num_states: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        Bytes by device that no order can pass, with so many numbers kept for each element.
+        """
+
     def groups(self, op: int) -> list[list[int]]:
         """
         An op's combine groups, each the parts that combine; empty where none does.
@@ -257,6 +263,11 @@ class Simulator:
         Bytes by device: (parameters, gradients, saved, made, buckets, transient).
         """
 
+    def memory_bound(self, num_states: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        Bytes by device that no order can pass, with so many numbers kept for each element.
+        """
+
     @property
     def is_open(self) -> bool: ...
 
@@ -283,3 +294,60 @@ class Simulator:
 
     @property
     def num_cut_short(self) -> int: ...
+
+class Chain:
+    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]], memory: Sequence[int], num_states: int, seed: int) -> None:
+        """
+        Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.
+        """
+
+    def go(self, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None: ...
+
+    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
+        """
+        Metropolis from one temperature to another. Moves: (ops, table, configurations of their own); ends: (proposals, seconds, patience in proposals, in seconds).
+        """
+
+    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], ends: tuple[int, float, int, float]) -> bool:
+        """Take improvements; whether it was seen that there are no more."""
+
+    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], ends: tuple[int, float, int, float]) -> bool | None:
+        """Whether nothing improves the strategy; None where it ends before."""
+
+    def stop(self) -> None:
+        """End what runs on another thread."""
+
+    @property
+    def is_stopped(self) -> bool: ...
+
+    @property
+    def seconds(self) -> float:
+        """Since the chain was made."""
+
+    @property
+    def num_proposals(self) -> int: ...
+
+    @property
+    def num_neighbours(self) -> int: ...
+
+    @property
+    def makespan(self) -> int: ...
+
+    @property
+    def best_makespan(self) -> int: ...
+
+    @property
+    def best_overflow(self) -> int: ...
+
+    @property
+    def best(self) -> list[tuple[list[int], list[int]]]: ...
+
+    @property
+    def strategy(self) -> list[tuple[list[int], list[int]]]: ...
+
+    @property
+    def phases(self) -> list[float]: ...
+
+    @property
+    def history(self) -> list[tuple[int, float, int]]:
+        """(proposals, seconds, makespan) at each improvement."""

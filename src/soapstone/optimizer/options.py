@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from ..graph import Op
 from ..simulator import KnownTimes
@@ -28,6 +29,8 @@ class Options:
                 known[key] = len(self.tables)
                 self.tables.append([_native(op, c) for c in space.enumerated(op)])
             self._table_of.append(known[key])
+        self._compact = len(self.tables)  # the same tables again, with only devices next to one another
+        self.tables += [[entry for entry in table if _is_compact(entry[1])] for table in self.tables]
         self._own = [{c: _native(op, c) for c in space.own(op.name)} for op in self.graph.ops]
         self._ask(times, told)
 
@@ -40,15 +43,23 @@ class Options:
             for split in [*(degrees[self._table_of[index]] if times.asks_for[index] == index else ()), *own]:
                 times.fill(index, split, one_of_each)
 
-    def moves(self, groups: Groups) -> list[Move]:
-        """One for each group that has a choice."""
+    def table(self, op: int) -> list[Native]:
+        """What is enumerated for an op."""
+        return self.tables[self._table_of[op]]
+
+    def moves(self, groups: Groups, *, compact: bool = False) -> list[Move]:
+        """One for each group that has a choice; where they are compact, of devices next to one another."""
         found = []
         for group in groups:
             own = [native for c, native in self._own[group[0]].items() if all(c in self._own[i] for i in group)]
-            table = self._table_of[group[0]]
+            table = self._table_of[group[0]] + compact * self._compact
             if len(self.tables[table]) + len(own) > 1:
                 found.append((group, table, own))
         return found
+
+
+def _is_compact(devices: list[int]) -> bool:
+    return all(b == a + 1 for a, b in pairwise(devices))
 
 
 def _native(op: Op, configuration: Configuration) -> Native:

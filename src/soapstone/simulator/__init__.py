@@ -1,10 +1,10 @@
 """Predict one training iteration: its time, what it moves, what it keeps in memory."""
 
 from .incremental import ENGINES, FASTEST, Simulator
-from .memory import Memory
+from .memory import Memory, states_of
 from .simulation import Simulation, simulate
 from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
-from .times import KnownTimes, machine_of
+from .times import KnownTimes, in_a_sentence, machine_of
 
 __all__ = [
     "BACKWARD",
@@ -20,6 +20,8 @@ __all__ = [
     "Memory",
     "Simulation",
     "Simulator",
+    "in_a_sentence",
     "machine_of",
     "simulate",
+    "states_of",
 ]

@@ -22,14 +22,17 @@ if TYPE_CHECKING:
     from .. import _core
     from ..strategy import Strategy
 
-STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # numbers an optimizer keeps for each element
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
 def bound_of(native: _core.TaskGraph | _core.Simulator, optimizer: str) -> np.ndarray:
     """Bytes by device that no order of the tasks can pass."""
-    parameters, gradients, saved, made, buckets, transient = native.memory()
-    bound: np.ndarray = parameters + (1 + STATES.get(optimizer, 2)) * gradients + saved + made + buckets + transient
-    return bound
+    return native.memory_bound(states_of(optimizer))
+
+
+def states_of(optimizer: str) -> int:
+    """How many numbers an optimizer keeps for each element."""
+    return STATES.get(optimizer, 2)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def memory_of(
     """The memory of a played task graph; `tasks` are its rows with their times."""
     count = strategy.topology.num_devices
     parameters, gradients, saved, made, buckets, transient = native.memory()
-    states = gradients * STATES.get(optimizer, 2)
+    states = gradients * states_of(optimizer)
     parts = [_Parts(*native.part_bytes(i), devices) for i, (_, devices) in enumerate(strategy.native)]
     ledger = _Ledger(native, tasks, parts, count)
     ledger.computes()

@@ -1,0 +1,115 @@
+"""One chain of the core with its budget."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from .. import _core
+from .options import Move, Native, Options
+from .tying import Groups
+
+NEVER = 2**62
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one chain may spend, from when it was made."""
+
+    seconds: float = inf
+    proposals: int = NEVER
+
+
+class Chain:
+    """Walks and descents until the budget is spent."""
+
+    def __init__(self, native: _core.Chain, options: Options, budget: Budget, *, seed: str, place: int) -> None:
+        self.native, self.options, self.budget, self.place = native, options, budget, place
+        self.random = random.Random(seed)
+        self.polished: tuple[tuple[int, int], str, int] | None = None  # a cost, what was seen of it, neighbours tried
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Of the best strategy: bytes that do not fit, then the makespan."""
+        return self.native.best_overflow, self.native.best_makespan
+
+    @property
+    def share(self) -> float:
+        """How much of the budget is gone."""
+        gone = max(self.native.num_proposals / self.budget.proposals, self.native.seconds / self.budget.seconds)
+        return min(1.0, gone)
+
+    @property
+    def locally_optimal(self) -> tuple[str, int]:
+        """Whether the best strategy is: "yes", "no" or "budget ended", and how many neighbours were tried."""
+        if self.polished is None or self.polished[0] != self.cost:
+            return "budget ended", 0
+        return self.polished[1:]
+
+    def spent(self) -> bool:
+        return self.native.is_stopped or self.share >= 1
+
+    def stalls(self) -> bool:
+        """Whether half of the budget brought no improvement."""
+        proposals, seconds, _ = self.native.history[-1]
+        idle = (self.native.num_proposals - proposals) / self.budget.proposals
+        return max(idle, (self.native.seconds - seconds) / self.budget.seconds) >= 0.5
+
+    def go(self, strategy: Sequence[Native]) -> None:
+        self.native.go(list(strategy))
+
+    def go_tied(self, strategy: Sequence[Native], groups: Groups) -> None:
+        """To a strategy with every op configured like the first of its group."""
+        tied = list(strategy)
+        for group in groups:
+            for op in group:
+                tied[op] = strategy[group[0]]
+        self.go(tied)
+
+    def at_random(self, groups: Groups) -> list[Native]:
+        """A strategy that configures each group at random."""
+        strategy: list[Native] = [([], [])] * sum(map(len, groups))
+        for group in groups:
+            configuration = self.random.choice(self.options.table(group[0]))
+            for op in group:
+                strategy[op] = configuration
+        return strategy
+
+    def walk(
+        self,
+        moves: list[Move],
+        temperatures: tuple[float, float],
+        *,
+        scale: int = 0,
+        proposals: int = NEVER,
+        share: float = 1.0,
+        patient: bool = True,
+    ) -> None:
+        """Metropolis from one temperature to another, shares of the cost, or of `scale` where that is given. It ends
+        after so many proposals, where so much of the budget is gone, or where it stalls and is not patient."""
+        first, last = (temperature * (scale or 1) for temperature in temperatures)
+        patience = (NEVER, inf) if patient else (max(1, self.budget.proposals // 2), self.budget.seconds / 2)
+        self.native.walk(moves, first, last, not scale, (*self._ends(proposals, share), *patience))
+
+    def descend(self, moves: list[Move]) -> bool:
+        """Take improvements until there are none. Whether every neighbour was tried since the last one."""
+        return self.native.descend(moves, (*self._ends(NEVER, 1.0), NEVER, inf))
+
+    def polish(self, ops: Groups) -> None:
+        """Descend from the best strategy over the whole space."""
+        self.go(self.native.best)
+        found = "yes" if self.descend(self.options.moves(ops)) else "budget ended"
+        self.polished = self.cost, found, self.native.num_neighbours
+
+    def judge(self, ops: Groups) -> None:
+        """See whether any neighbour of the best strategy is better, and leave it as it is."""
+        self.go(self.native.best)
+        seen = self.native.look(self.options.moves(ops), (*self._ends(NEVER, 1.0), NEVER, inf))
+        found = "budget ended" if seen is None else "yes" if seen else "no"
+        self.polished = self.cost, found, self.native.num_neighbours
+
+    def _ends(self, proposals: int, share: float) -> tuple[int, float]:
+        left = int(self.budget.proposals * share) - self.native.num_proposals
+        return max(0, min(proposals, left)), self.budget.seconds * share

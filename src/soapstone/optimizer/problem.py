@@ -1,0 +1,72 @@
+"""What is searched: a graph, a topology and costs, as the core wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+from .. import _core
+from ..costs import AnalyticCosts, Costs
+from ..errors import SoapstoneError
+from ..files import shortened
+from ..graph import OperatorGraph
+from ..simulator import KnownTimes, in_a_sentence, machine_of, states_of
+from ..space import Space
+from ..strategy import Configuration, Strategy
+from ..topology import Topology
+from .options import Native, Options
+
+
+class Problem:
+    """The space with the times of everything in it. `told` hears what share of the times is known. Raises
+    SoapstoneError for what no simulation takes."""
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        topology: Topology,
+        *,
+        costs: Costs | None = None,
+        optimizer: str = "adam",
+        bucket_bytes: int = 0,
+        memory_limit: bool = True,
+        told: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        for given, kind in ((graph, OperatorGraph), (topology, Topology)):
+            if not isinstance(given, kind):
+                raise SoapstoneError(f"a search needs a graph and a topology; {shortened(given)} is neither")
+        self.graph, self.topology = graph, topology
+        self.times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
+        self.machine = machine_of(topology, self.times, optimizer, bucket_bytes)
+        self.num_states = states_of(optimizer)
+        self.memory = [device.memory for device in topology.devices] if memory_limit else []
+        self.space = Space(graph, topology)
+        self.options = Options(self.space, self.times, told)
+
+    def chain(self, seed: str) -> _core.Chain:
+        bits = int.from_bytes(sha256(seed.encode()).digest()[:8])
+        return _core.Chain(
+            self.graph.native,
+            self.machine,
+            self.times.native,
+            self.options.tables,
+            self.memory,
+            self.num_states,
+            bits,
+        )
+
+    def played(self, strategy: Sequence[Native]) -> _core.Simulator:
+        """A strategy, simulated."""
+        for index, (degrees, devices) in enumerate(strategy):
+            self.times.fill(index, degrees, devices)
+        simulator = _core.Simulator(self.graph.native, self.machine, self.times.native)
+        with in_a_sentence():
+            simulator.begin(list(strategy))
+        return simulator
+
+    def strategy(self, native: Sequence[Native]) -> Strategy:
+        configurations = {}
+        for op, (degrees, devices) in zip(self.graph.ops, native):
+            names = {dim.name: degree for dim, degree in zip(op.dims, degrees)}
+            configurations[op.name] = Configuration(names, tuple(devices))
+        return Strategy(self.graph, self.topology, configurations)

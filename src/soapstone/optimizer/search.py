@@ -1,0 +1,223 @@
+"""Find a fast strategy: Markov chains over the space, each proposal judged by the simulator (section "Execution
+Optimizer" of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from ..baselines import BASELINES
+from ..costs import Costs
+from ..errors import SoapstoneError
+from ..files import shortened
+from ..graph import OperatorGraph, scaled
+from ..simulator import in_a_sentence
+from ..strategy import Strategy
+from ..topology import Topology
+from .chain import NEVER, Budget, Chain
+from .methods import METHODS, TEMPERATURES, Start
+from .options import Native
+from .problem import Problem
+from .tying import Groups, levels
+
+INITIAL = (*BASELINES, "random")
+TICK = 0.1  # seconds between two calls of `progress`
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search is: the share of its budget that is gone, and the best makespan in seconds, None before there is
+    a strategy that fits."""
+
+    phase: str
+    share: float
+    proposals: int = 0
+    seconds: float = 0.0
+    makespan: float | None = None
+
+
+@dataclass(frozen=True)
+class Improvement:
+    proposals: int
+    seconds: float
+    makespan: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best strategy and how it was found. `locally_optimal` is "yes" where no change of one op within the space
+    improves it, "no" where one does, and "budget ended" where that was not seen to the end."""
+
+    strategy: Strategy
+    makespan: float
+    history: tuple[Improvement, ...]  # of the chain that found it
+    proposals: int
+    seconds: float
+    locally_optimal: str
+    neighbours: int  # tried in vain, one after the other
+    interrupted: bool
+
+    def __repr__(self) -> str:
+        return f"SearchResult({self.makespan * 1e3:.3f} ms, {self.proposals} proposals, {self.seconds:.1f} s)"
+
+
+def search(
+    graph: OperatorGraph,
+    topology: Topology,
+    *,
+    costs: Costs | None = None,
+    budget: float | None = 30.0,
+    proposals: int | None = None,
+    seed: int = 0,
+    initial: Sequence[str | Strategy] = INITIAL,
+    method: str = "soapstone",
+    chains: int = 1,
+    memory_limit: bool = True,
+    optimizer: str = "adam",
+    bucket_bytes: int = 0,
+    temperature: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> SearchResult:
+    """The best strategy that a budget of seconds, of proposals in all chains together, or of both finds.
+
+    It ends early where half of the budget brings nothing, and Ctrl-C ends it with what it has. The same seed and number
+    of chains give the same result unless time ends it. `temperature` is the first one, as a share of the cost. What
+    does not surely fit into a device's memory is never returned unless `memory_limit` is False; SoapstoneError where
+    nothing that fits is found.
+    """
+    _check(budget, proposals, seed, method, chains, temperature)
+    tell = progress or (lambda _: None)
+    problem = Problem(
+        graph,
+        topology,
+        costs=costs,
+        optimizer=optimizer,
+        bucket_bytes=bucket_bytes,
+        memory_limit=memory_limit,
+        told=lambda share: tell(Progress("asking for costs", share)),
+    )
+    starts, groups = _starts(problem, initial), levels(graph)
+    share = Budget(inf if budget is None else budget, NEVER if proposals is None else -(-proposals // chains))
+    walkers = [
+        Chain(problem.chain(f"{seed} {i}"), problem.options, share, seed=f"{seed} {i}", place=i) for i in range(chains)
+    ]
+
+    def run(chain: Chain) -> None:
+        first = chain.place % len(starts)
+        own = [*starts[first:], *starts[:first]]
+        METHODS[method](chain, groups, own, TEMPERATURES[method] if temperature is None else temperature)
+
+    with in_a_sentence():
+        interrupted = _run_all(run, walkers, tell)
+    return _result(problem, walkers, interrupted)
+
+
+def _check(
+    budget: float | None, proposals: int | None, seed: int, method: str, chains: int, temperature: float | None
+) -> None:
+    def refuse(name: str, given: object, wanted: str) -> None:
+        raise SoapstoneError(f"{name}={shortened(given)} is not {wanted}")
+
+    if budget is None and proposals is None:
+        raise SoapstoneError("a search without a budget has no end; give seconds as budget=, or proposals=")
+    if budget is not None and not (type(budget) in (int, float) and 0 < budget < inf):
+        refuse("budget", budget, "a number of seconds above 0; None means no limit")
+    if proposals is not None and not (type(proposals) is int and 0 < proposals < NEVER):
+        refuse("proposals", proposals, "a whole number above 0; None means no limit")
+    if type(seed) is not int:
+        refuse("seed", seed, "a whole number")
+    if method not in METHODS:
+        refuse("method", method, f"a way to search; use {' or '.join(METHODS)}")
+    if type(chains) is not int or not 0 < chains <= 256:
+        refuse("chains", chains, "a whole number from 1 to 256")
+    if temperature is not None and not (
+        type(temperature) in (int, float) and isfinite(temperature) and temperature > 0
+    ):
+        refuse("temperature", temperature, "a share of the cost; use one such as 5e-4")
+
+
+def _starts(problem: Problem, initial: Sequence[str | Strategy]) -> list[Start]:
+    """The initial strategies, the fastest first; random ones come last and are drawn when it is their turn."""
+    given: list[list[Native]] = []
+    drawn: list[Start] = []
+    for start in [initial] if isinstance(initial, str) else initial:
+        if isinstance(start, Strategy):
+            start.check(problem.graph, problem.topology)
+            given.append(start.native)
+        elif start == "random":
+            drawn.append(Chain.at_random)
+        elif isinstance(start, str) and start in BASELINES:
+            given.append(BASELINES[start](problem.graph, problem.topology).native)
+        else:
+            raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {', '.join(INITIAL)}, or a Strategy")
+    if not given and not drawn:
+        raise SoapstoneError(f"a search needs an initial strategy; use {', '.join(INITIAL)}, or a Strategy")
+    given.sort(key=lambda native: problem.played(native).makespan)
+    return [*map(_fixed, given), *drawn]
+
+
+def _fixed(native: list[Native]) -> Start:
+    def start(_: Chain, __: Groups) -> list[Native]:
+        return native
+
+    return start
+
+
+def _run_all(run: Callable[[Chain], None], chains: list[Chain], tell: Callable[[Progress], None]) -> bool:
+    """Run every chain on a thread of its own. Whether it was interrupted."""
+    interrupted = False
+    with ThreadPoolExecutor(len(chains)) as pool:
+        futures = [pool.submit(run, chain) for chain in chains]
+        left: set[Future[None]] = set(futures)
+        try:
+            while left and not any(future.exception() for future in futures if future.done()):
+                _, left = wait(left, TICK)
+                tell(_progress(chains))
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            if left:
+                for chain in chains:
+                    chain.native.stop()
+    for future in futures:
+        future.result()
+    return interrupted
+
+
+def _progress(chains: list[Chain]) -> Progress:
+    overflow, makespan = min(chain.cost for chain in chains)
+    return Progress(
+        "searching",
+        max(chain.share for chain in chains),
+        sum(chain.native.num_proposals for chain in chains),
+        max(chain.native.seconds for chain in chains),
+        None if overflow else makespan / 1e9,
+    )
+
+
+def _result(problem: Problem, chains: list[Chain], interrupted: bool) -> SearchResult:
+    best = min(chains, key=lambda chain: chain.cost)
+    if best.native.best_overflow:
+        raise SoapstoneError(_too_large(problem, best))
+    return SearchResult(
+        problem.strategy(best.native.best),
+        best.native.best_makespan / 1e9,
+        tuple(Improvement(count, seconds, ns / 1e9) for count, seconds, ns in best.native.history),
+        sum(chain.native.num_proposals for chain in chains),
+        max(chain.native.seconds for chain in chains),
+        *best.locally_optimal,
+        interrupted,
+    )
+
+
+def _too_large(problem: Problem, best: Chain) -> str:
+    bound = problem.played(best.native.best).memory_bound(problem.num_states)
+    over, device = max((int(n) - d.memory, d) for n, d in zip(bound, problem.topology.devices))
+    needs, has = scaled(device.memory + over, "B"), scaled(device.memory, "B")
+    return (
+        f"no strategy that was found fits: the closest may need {needs} on {device.name}, which has {has}, "
+        f"{scaled(over, 'B')} too much; a smaller batch, more devices, bfloat16, or an optimizer with fewer states "
+        "would help, and a longer search may; memory_limit=False (--no-memory-limit) searches without the limit"
+    )
