@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "additive.hpp"
 #include "chain.hpp"
 #include "listing.hpp"
 #include "simulator.hpp"
@@ -512,6 +513,39 @@ std::vector<ConfigurationPair> to_pairs(const std::vector<Configuration>& strate
   return pairs;
 }
 
+void bind_additive(nb::module_& m) {
+  using soapstone::Additive;
+  nb::class_<Additive>(m, "Additive")
+      .def(nb::init<const soapstone::Graph&, soapstone::Machine, const soapstone::Times&>(), nb::arg("graph"),
+           nb::arg("machine"), nb::arg("times"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
+      .def(
+          "op",
+          [](Additive& self, int32_t op, const std::vector<ConfigurationPair>& options) {
+            std::vector<int64_t> compute, sync;
+            for (const auto& configuration : to_strategy(options)) {
+              compute.push_back(self.compute(op, configuration));
+              sync.push_back(self.sync(op, configuration));
+            }
+            return std::pair(to_array(std::move(compute)), to_array(std::move(sync)));
+          },
+          nb::arg("op"), nb::arg("options"), "Nanoseconds of an op for each option: (compute, sync).")
+      .def(
+          "edge",
+          [](Additive& self, int32_t tensor, int32_t reader, const std::vector<ConfigurationPair>& made,
+             const std::vector<ConfigurationPair>& read) {
+            const auto makers = to_strategy(made), readers = to_strategy(read);
+            std::vector<int64_t> times;
+            {
+              nb::gil_scoped_release released;
+              for (const auto& maker : makers)
+                for (const auto& taker : readers) times.push_back(self.transfer(tensor, reader, maker, taker));
+            }
+            return to_array(std::move(times));
+          },
+          nb::arg("tensor"), nb::arg("reader"), nb::arg("made"), nb::arg("read"),
+          "Nanoseconds of what a tensor's reader takes from its maker, row by row for each of the maker's options.");
+}
+
 void bind_search(nb::module_& m) {
   nb::class_<Chain>(m, "Chain")
       .def(
@@ -593,4 +627,5 @@ NB_MODULE(_core, m) {
   bind_task_graph(m);
   bind_simulator(m);
   bind_search(m);
+  bind_additive(m);
 }

@@ -351,3 +351,14 @@ class Chain:
     @property
     def history(self) -> list[tuple[int, float, int]]:
         """(proposals, seconds, makespan) at each improvement."""
+
+class Additive:
+    def __init__(self, graph: Graph, machine: Machine, times: Times) -> None: ...
+
+    def op(self, op: int, options: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """Nanoseconds of an op for each option: (compute, sync)."""
+
+    def edge(self, tensor: int, reader: int, made: Sequence[tuple[Sequence[int], Sequence[int]]], read: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        Nanoseconds of what a tensor's reader takes from its maker, row by row for each of the maker's options.
+        """

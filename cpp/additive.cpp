@@ -1,0 +1,117 @@
+#include "additive.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "sorting.hpp"
+
+namespace soapstone {
+
+class Additive::Pile {
+ public:
+  explicit Pile(std::vector<int64_t>& load) : load_(load) {}
+
+  ~Pile() {
+    for (const auto& hold : holds) load_[hold.resource] = 0;
+  }
+
+  void latency(int64_t nanoseconds) { latency_ = std::max(latency_, nanoseconds); }
+
+  int64_t time() {
+    int64_t longest = 0;
+    for (const auto& hold : holds) longest = std::max(longest, load_[hold.resource] += hold.duration);
+    return longest + latency_;
+  }
+
+  std::vector<Hold> holds;
+
+ private:
+  std::vector<int64_t>& load_;
+  int64_t latency_ = 0;
+};
+
+Additive::Additive(const Graph& graph, Machine machine, const Times& times)
+    : graph_(graph),
+      machine_(std::move(machine)),
+      times_(times),
+      layouts_(graph),
+      load_(machine_.topology.num_resources()) {}
+
+int64_t Additive::compute(int32_t op, const Configuration& configuration) {
+  const auto layout = layouts_.of(op, configuration.degrees);
+  const bool backward = graph_.ops[op].backward;
+  const bool finishes = layout->combines && graph_.ops[op].combine.finish;
+  std::vector<int64_t> busy(machine_.topology.num_devices());
+  for (int32_t part = 0; part < layout->num_parts; ++part) {
+    const int32_t device = configuration.devices[part];
+    const auto& times = times_.of(op, configuration.degrees, machine_.kinds[device])[layout->extents.of_part[part]];
+    busy[device] += times.forward + (finishes ? times.finish_forward : 0);
+    if (backward) busy[device] += times.backward + (finishes ? times.finish_backward : 0);
+  }
+  Pile pile(load_);
+  for (size_t group = 0; group < layout->groups.size(); ++group) {
+    std::vector<int32_t> devices;
+    for (const int32_t part : layout->groups[group]) devices.push_back(configuration.devices[part]);
+    sort_unique(devices);
+    pile.latency(machine_.topology.all_reduce(devices, layout->combine_bytes[group], pile.holds));
+  }
+  return *std::max_element(busy.begin(), busy.end()) + (backward ? 2 : 1) * pile.time();
+}
+
+int64_t Additive::sync(int32_t op, const Configuration& configuration) {
+  const auto layout = layouts_.of(op, configuration.degrees);
+  std::vector<double> update(machine_.topology.num_devices());
+  Pile pile(load_);
+  for (size_t input = 0; input < graph_.ops[op].inputs.size(); ++input) {
+    const auto& tensor = graph_.tensors[graph_.ops[op].inputs[input].tensor];
+    if (tensor.source != Source::parameter || !tensor.grad) continue;
+    const auto& share = layout->inputs[input];
+    for (size_t box = 0; box < share.boxes.size(); ++box) {
+      std::vector<int32_t> devices;
+      for (int32_t i = share.begin[box]; i < share.begin[box + 1]; ++i)
+        devices.push_back(configuration.devices[share.parts[i]]);
+      sort_unique(devices);
+      int64_t elements = 0;
+      for (const auto& part : share.boxes[box]) elements += volume(part);
+      for (const int32_t device : devices)
+        update[device] += machine_.update_ns_per_element[device] * static_cast<double>(elements);
+      if (devices.size() > 1)
+        pile.latency(machine_.topology.all_reduce(devices, elements * tensor.item_size, pile.holds));
+    }
+  }
+  return pile.time() + std::llround(*std::max_element(update.begin(), update.end()));
+}
+
+int64_t Additive::transfer(int32_t index, int32_t reader, const Configuration& made, const Configuration& read) {
+  const auto& tensor = graph_.tensors[index];
+  const auto [consumer, input] = tensor.readers[reader];
+  const auto maker = layouts_.of(tensor.producer, made.degrees), taker = layouts_.of(consumer, read.degrees);
+  const auto& overlaps = layouts_.between(index, reader, *maker, *taker);
+  const auto& share = taker->inputs[input];
+  const int64_t rank = num_dims(tensor.factoring);
+  Pile pile(load_);
+  std::vector<std::pair<int32_t, Box>> wanted;  // by device: what it needs of one output part
+  for (int32_t part = 0; part < maker->num_output_parts; ++part) {
+    const int32_t box = maker->outputs[tensor.output].of_part[part];
+    const auto* holders = made.devices.data() + static_cast<ptrdiff_t>(part) * maker->copies;
+    wanted.clear();
+    for (int32_t at = overlaps.begin[box]; at < overlaps.begin[box + 1]; ++at) {
+      const Box hull(overlaps.hulls.begin() + at * rank, overlaps.hulls.begin() + (at + 1) * rank);
+      for (int32_t i = share.begin[overlaps.read[at]]; i < share.begin[overlaps.read[at] + 1]; ++i) {
+        const int32_t device = read.devices[share.parts[i]];
+        if (std::find(holders, holders + maker->copies, device) != holders + maker->copies) continue;
+        const auto known = std::find_if(wanted.begin(), wanted.end(), [&](auto& w) { return w.first == device; });
+        if (known == wanted.end())
+          wanted.emplace_back(device, hull);
+        else
+          extend(known->second, hull);
+      }
+    }
+    for (const auto& [device, hull] : wanted)
+      pile.latency(machine_.topology.transfer(*holders, device, volume(hull) * tensor.item_size, pile.holds));
+  }
+  layouts_.forget();
+  return (tensor.grad && graph_.ops[consumer].backward ? 2 : 1) * pile.time();
+}
+
+}  // namespace soapstone
