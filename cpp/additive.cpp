@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "needs.hpp"
 #include "sorting.hpp"
 
 namespace soapstone {
@@ -84,34 +85,13 @@ int64_t Additive::sync(int32_t op, const Configuration& configuration) {
 
 int64_t Additive::transfer(int32_t index, int32_t reader, const Configuration& made, const Configuration& read) {
   const auto& tensor = graph_.tensors[index];
-  const auto [consumer, input] = tensor.readers[reader];
-  const auto maker = layouts_.of(tensor.producer, made.degrees), taker = layouts_.of(consumer, read.degrees);
-  const auto& overlaps = layouts_.between(index, reader, *maker, *taker);
-  const auto& share = taker->inputs[input];
-  const int64_t rank = num_dims(tensor.factoring);
   Pile pile(load_);
-  std::vector<std::pair<int32_t, Box>> wanted;  // by device: what it needs of one output part
-  for (int32_t part = 0; part < maker->num_output_parts; ++part) {
-    const int32_t box = maker->outputs[tensor.output].of_part[part];
-    const auto* holders = made.devices.data() + static_cast<ptrdiff_t>(part) * maker->copies;
-    wanted.clear();
-    for (int32_t at = overlaps.begin[box]; at < overlaps.begin[box + 1]; ++at) {
-      const Box hull(overlaps.hulls.begin() + at * rank, overlaps.hulls.begin() + (at + 1) * rank);
-      for (int32_t i = share.begin[overlaps.read[at]]; i < share.begin[overlaps.read[at] + 1]; ++i) {
-        const int32_t device = read.devices[share.parts[i]];
-        if (std::find(holders, holders + maker->copies, device) != holders + maker->copies) continue;
-        const auto known = std::find_if(wanted.begin(), wanted.end(), [&](auto& w) { return w.first == device; });
-        if (known == wanted.end())
-          wanted.emplace_back(device, hull);
-        else
-          extend(known->second, hull);
-      }
-    }
-    for (const auto& [device, hull] : wanted)
-      pile.latency(machine_.topology.transfer(*holders, device, volume(hull) * tensor.item_size, pile.holds));
-  }
+  for (const auto& need : needs_of(layouts_, graph_, index, reader, made, read))
+    if (need.source != need.device)
+      pile.latency(
+          machine_.topology.transfer(need.source, need.device, volume(need.hull) * tensor.item_size, pile.holds));
   layouts_.forget();
-  return (tensor.grad && graph_.ops[consumer].backward ? 2 : 1) * pile.time();
+  return (tensor.grad && graph_.ops[tensor.readers[reader].first].backward ? 2 : 1) * pile.time();
 }
 
 }  // namespace soapstone

@@ -11,6 +11,7 @@
 
 #include "additive.hpp"
 #include "chain.hpp"
+#include "exhaustive.hpp"
 #include "listing.hpp"
 #include "simulator.hpp"
 #include "timeline.hpp"
@@ -546,6 +547,36 @@ void bind_additive(nb::module_& m) {
           "Nanoseconds of what a tensor's reader takes from its maker, row by row for each of the maker's options.");
 }
 
+void bind_exhaustive(nb::module_& m) {
+  using soapstone::Exhaustive;
+  nb::class_<Exhaustive>(m, "Exhaustive")
+      .def(
+          "__init__",
+          [](Exhaustive* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
+             const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& options) {
+            std::vector<std::vector<Configuration>> native;
+            for (const auto& own : options) native.push_back(to_strategy(own));
+            new (self) Exhaustive(graph, machine, times, native);
+          },
+          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("options"), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 4>())
+      .def(
+          "run",
+          [](Exhaustive& self, const std::vector<ConfigurationPair>& pairs, int32_t num_threads, double seconds) {
+            const auto first = to_strategy(pairs);
+            nb::gil_scoped_release released;
+            return self.run(first, num_threads, seconds);
+          },
+          nb::arg("first"), nb::arg("num_threads"), nb::arg("seconds"), "Whether the whole space was gone through.")
+      .def("stop", &Exhaustive::stop)
+      .def_prop_ro("makespan", &Exhaustive::makespan)
+      .def_prop_ro("root_bound", &Exhaustive::root_bound)
+      .def_prop_ro("num_nodes", &Exhaustive::num_nodes)
+      .def_prop_ro("num_simulated", &Exhaustive::num_simulated)
+      .def_prop_ro("share", &Exhaustive::share)
+      .def_prop_ro("best", [](const Exhaustive& self) { return to_pairs(self.best()); });
+}
+
 void bind_search(nb::module_& m) {
   nb::class_<Chain>(m, "Chain")
       .def(
@@ -628,4 +659,5 @@ NB_MODULE(_core, m) {
   bind_simulator(m);
   bind_search(m);
   bind_additive(m);
+  bind_exhaustive(m);
 }

@@ -362,3 +362,29 @@ class Additive:
         """
         Nanoseconds of what a tensor's reader takes from its maker, row by row for each of the maker's options.
         """
+
+class Exhaustive:
+    def __init__(self, graph: Graph, machine: Machine, times: Times, options: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]]) -> None: ...
+
+    def run(self, first: Sequence[tuple[Sequence[int], Sequence[int]]], num_threads: int, seconds: float) -> bool:
+        """Whether the whole space was gone through."""
+
+    def stop(self) -> None: ...
+
+    @property
+    def makespan(self) -> int: ...
+
+    @property
+    def root_bound(self) -> int: ...
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def num_simulated(self) -> int: ...
+
+    @property
+    def share(self) -> float: ...
+
+    @property
+    def best(self) -> list[tuple[list[int], list[int]]]: ...
