@@ -42,6 +42,15 @@ def write_atomically(path: str | Path, text: str) -> None:
         raise
 
 
+def check_writable(path: str | Path) -> None:
+    """Raise SoapstoneError where a file could not be written, before the work that it is for begins."""
+    path = checked_path(path)
+    if path.is_dir():
+        raise SoapstoneError(f"cannot write {path}: it is a folder; choose another name")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise SoapstoneError(f"cannot write {path}: its folder is missing or read-only; choose another one")
+
+
 def shortened(value: object) -> str:
     """What it is, in few characters: a hostile file's value may be endless."""
     return f"{_SHORT.repr(value):.60}"

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ..errors import SoapstoneError
-from . import predict, show
+from . import optimize, predict, show
 
 __all__ = ["main", "run"]
 
@@ -23,7 +23,8 @@ app.command("models")(show.models)
 app.command("show")(show.show)
 app.command("topologies")(predict.topologies)
 app.command("simulate")(predict.simulate_command)
-app.command("compare")(predict.compare)
+app.command("search")(optimize.search_command)
+app.command("compare")(optimize.compare)
 
 
 @app.callback()

@@ -96,3 +96,7 @@ def _size(text: str) -> tuple[str, Size]:
     if not name or not equals or not values:
         raise SoapstoneError(f"--size {text!r} is not NAME=N; write it as layers=4, or blocks=3,4,6,3")
     return name, values[0] if len(values) == 1 else values
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"

@@ -47,6 +47,10 @@ class Options:
         """What is enumerated for an op."""
         return self.tables[self._table_of[op]]
 
+    def all_of(self, op: int) -> list[Native]:
+        """Everything that an op may have."""
+        return [*self.table(op), *self._own[op].values()]
+
     def moves(self, groups: Groups, *, compact: bool = False) -> list[Move]:
         """One for each group that has a choice; where they are compact, of devices next to one another."""
         found = []

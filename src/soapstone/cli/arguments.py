@@ -1,0 +1,99 @@
+"""What commands about a model on a cluster are asked for, and what they get."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from ..baselines import BASELINES
+from ..errors import SoapstoneError
+from ..graph import OperatorGraph
+from ..strategy import Strategy
+from ..topology import Topology
+from .common import Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, graph_of
+
+TopologyName = Annotated[
+    str,
+    typer.Option("-t", "--topology", help="A preset such as p100:4x4, several joined by +, a YAML file, or here."),
+]
+StrategyName = Annotated[str, typer.Option("-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.")]
+Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
+BucketBytes = Annotated[int, typer.Option(help="Join gradients with the same holders up to this size; 0: one by one.")]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a cluster, as a user named them."""
+
+    model: str
+    graph: OperatorGraph
+    topology: Topology
+    optimizer: str
+    bucket_bytes: int
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What simulations and searches want to know beside the graph and the topology."""
+        return {"optimizer": self.optimizer, "bucket_bytes": self.bucket_bytes}
+
+    def strategy(self, name: str) -> Strategy:
+        """A baseline, or the strategy in a file. Raises StrategyError."""
+        if name in BASELINES:
+            return BASELINES[name](self.graph, self.topology)
+        if not Path(name).exists():
+            raise SoapstoneError(f"there is no strategy {name!r}; use {', '.join(BASELINES)}, or a strategy file")
+        return Strategy.load(name, self.graph, self.topology)
+
+
+def read_case(
+    model: ModelName,
+    topology: TopologyName,
+    batch: Batch = None,
+    batch_per_device: BatchPerDevice = None,
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "adam",
+    bucket_bytes: BucketBytes = 0,
+    sizes: Sizes = None,
+    chunk: Chunk = 1,
+    batch_norm: BatchNorm = "global",
+    fresh: Fresh = False,
+) -> Case:
+    machines = topology_of(topology)
+    graph = graph_of(
+        model, batch, sizes, chunk, batch_norm, fresh, dtype=dtype, per_device=batch_per_device, devices=machines
+    )
+    return Case(model, graph, machines, optimizer, bucket_bytes)
+
+
+def topology_of(name: str) -> Topology:
+    """The topology that a user names. Raises TopologyError."""
+    if name == "here":
+        return Topology.detect()
+    return Topology.load(name) if name.endswith((".yaml", ".yml")) else Topology.parse(name)
+
+
+def takes_case(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a Case, as one with all the options that a case is read from."""
+    asked = list(inspect.signature(read_case).parameters.values())
+    own = list(inspect.signature(command).parameters.values())[1:]
+    # Typer reads the help from the hints, which are strings until they are asked for.
+    hints = {**get_type_hints(read_case, include_extras=True), **get_type_hints(command, include_extras=True)}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        case = {parameter.name: given.pop(parameter.name) for parameter in asked}
+        command(read_case(**case), **given)
+
+    required = inspect.Parameter.empty
+    everything = sorted([*asked, *own], key=lambda parameter: parameter.default is not required)
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in everything]
+    )
+    run.__annotations__ = {p.name: hints[p.name] for p in everything}
+    return run

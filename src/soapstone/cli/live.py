@@ -1,0 +1,70 @@
+"""A search as it goes: a line that moves where a person looks, a line now and then where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from ..optimizer import Progress, ProofProgress
+from .common import milliseconds
+
+EVERY = 5.0  # seconds between two lines
+
+
+class Live:
+    """Hears of a search's progress and shows it."""
+
+    def __init__(
+        self, what: str, data_parallel: float, budget: float | None, bar: Bar | None, console: Console
+    ) -> None:
+        self.what, self.data_parallel, self.budget, self.bar, self.console = what, data_parallel, budget, bar, console
+        self._task = None if bar is None else bar.add_task(what, total=1.0, facts="")
+        self._told = 0.0
+
+    def __call__(self, now: Progress | ProofProgress) -> None:
+        if self.bar is not None and self._task is not None:
+            self.bar.update(self._task, completed=now.share, facts=self._facts(now))
+        elif now.seconds - self._told >= EVERY:
+            self._told = now.seconds
+            self.console.print(f"{self.what}: {self._facts(now)}", highlight=False, soft_wrap=True)
+
+    def share(self, share: float) -> None:
+        """For what says no more than how far it is."""
+        if self.bar is not None and self._task is not None:
+            self.bar.update(self._task, completed=share)
+
+    def _facts(self, now: Progress | ProofProgress) -> str:
+        facts = [getattr(now, "phase", "")] if not now.seconds else []
+        if isinstance(now, Progress) and now.proposals:
+            facts.append(f"{now.proposals:,} proposals, {now.proposals / max(now.seconds, 1e-9):,.0f}/s")
+        if now.makespan is not None:
+            facts.append(
+                f"best {milliseconds(now.makespan)}, {self.data_parallel / now.makespan:.2f}x data parallelism"
+            )
+        elif now.seconds:
+            facts.append("nothing that fits yet")
+        if self.budget is not None and now.seconds:
+            facts.append(f"at most {max(self.budget - now.seconds, 0):.0f} s left")
+        return "; ".join(facts)
+
+
+@contextmanager
+def live(what: str, data_parallel: float, budget: float | None) -> Iterator[Live]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(f"{what} ...", highlight=False)
+        yield Live(what, data_parallel, budget, None, console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[facts]}"),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        yield Live(what, data_parallel, budget, bar, console)

@@ -1,0 +1,135 @@
+"""The best strategy of the whole space, with proof: branch and bound, by the core, on threads.
+
+No relabelling of identical devices maps the space onto itself: it holds one order of devices for each placement, so
+there is no symmetry left to break.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+from .. import _core
+from ..costs import Costs
+from ..errors import SoapstoneError
+from ..files import shortened
+from ..graph import OperatorGraph
+from ..simulator import in_a_sentence
+from ..strategy import Strategy
+from ..topology import Topology
+from .mcmc import TICK, search
+from .problem import Problem
+
+MOST_PAIRS = 2_000_000  # of configurations of neighbouring ops
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The best strategy that was seen. It is the best of the space where it is `proved`."""
+
+    strategy: Strategy
+    makespan: float
+    proved: bool
+    nodes: int
+    simulated: int
+    root_bound: float  # of every strategy's makespan, from below, before anything is configured
+    log10_size: float
+    seconds: float
+
+    @property
+    def root_gap(self) -> float:
+        return 1 - self.root_bound / self.makespan
+
+
+@dataclass(frozen=True)
+class ProofProgress:
+    share: float  # of the pairs of choices for the first two ops
+    seconds: float
+    makespan: float
+
+
+def exhaustive(
+    graph: OperatorGraph,
+    topology: Topology,
+    *,
+    costs: Costs | None = None,
+    budget: float | None = 600.0,
+    first: Strategy | None = None,
+    threads: int | None = None,
+    optimizer: str = "adam",
+    bucket_bytes: int = 0,
+    progress: Callable[[ProofProgress], None] | None = None,
+) -> Proof:
+    """Go through the space from `first`, by default what a short search finds, for at most so many seconds. The memory
+    limit does not count here. Ctrl-C ends it without a proof. Raises SoapstoneError for a space that is far too large.
+    """
+    if budget is not None and not (type(budget) in (int, float) and 0 < budget < inf):
+        raise SoapstoneError(f"budget={shortened(budget)} is not a number of seconds above 0; None means no limit")
+    if threads is not None and not (type(threads) is int and 0 < threads <= 256):
+        raise SoapstoneError(f"threads={shortened(threads)} is not a whole number from 1 to 256")
+    begun = monotonic()
+    problem = Problem(graph, topology, costs=costs, optimizer=optimizer, bucket_bytes=bucket_bytes)
+    _refuse_giants(problem)
+    if first is None:
+        first = search(
+            graph,
+            topology,
+            costs=costs,
+            budget=2.0,
+            memory_limit=False,
+            optimizer=optimizer,
+            bucket_bytes=bucket_bytes,
+        ).strategy
+    first.check(graph, topology)
+    problem.played(first.native)  # so that its times are known
+    tables = [problem.options.all_of(index) for index in range(len(graph.ops))]
+    native = _core.Exhaustive(graph.native, problem.machine, problem.times.native, tables)
+    proved = _run(native, first, threads or os.cpu_count() or 1, budget, progress or (lambda _: None))
+    return Proof(
+        problem.strategy(native.best),
+        native.makespan / 1e9,
+        proved,
+        native.num_nodes,
+        native.num_simulated,
+        native.root_bound / 1e9,
+        problem.space.log10_size,
+        monotonic() - begun,
+    )
+
+
+def _run(
+    native: _core.Exhaustive,
+    first: Strategy,
+    threads: int,
+    budget: float | None,
+    tell: Callable[[ProofProgress], None],
+) -> bool:
+    begun = monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(native.run, first.native, threads, 1e18 if budget is None else float(budget))
+        try:
+            while not wait([future], TICK).done:
+                tell(ProofProgress(native.share, monotonic() - begun, native.makespan / 1e9))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            if not future.done():
+                native.stop()
+    with in_a_sentence():
+        return future.result()
+
+
+def _refuse_giants(problem: Problem) -> None:
+    sizes = [len(problem.space.configurations(op.name)) for op in problem.graph.ops]
+    maker = {o.tensor: i for i, op in enumerate(problem.graph.ops) for o in op.outputs}
+    edges = {(maker[o.tensor], i) for i, op in enumerate(problem.graph.ops) for o in op.inputs if o.tensor in maker}
+    pairs = sum(sizes[a] * sizes[b] for a, b in edges)
+    if pairs > MOST_PAIRS:
+        raise SoapstoneError(
+            f"10^{problem.space.log10_size:.0f} strategies are too many to go through; use search, or a smaller model "
+            "or fewer devices, such as lenet on p100:1x4"
+        )
