@@ -569,6 +569,7 @@ void bind_exhaustive(nb::module_& m) {
           },
           nb::arg("first"), nb::arg("num_threads"), nb::arg("seconds"), "Whether the whole space was gone through.")
       .def("stop", &Exhaustive::stop)
+      .def("bound", &Exhaustive::bound, nb::arg("choice"), "Of the strategy that an option of each op makes.")
       .def_prop_ro("makespan", &Exhaustive::makespan)
       .def_prop_ro("root_bound", &Exhaustive::root_bound)
       .def_prop_ro("num_nodes", &Exhaustive::num_nodes)

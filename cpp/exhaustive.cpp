@@ -371,6 +371,14 @@ int64_t Exhaustive::bound_of_paths(const State& state, int32_t op) const {
   return longest;
 }
 
+int64_t Exhaustive::bound(const std::vector<int32_t>& choice) const {
+  State state(graph_.ops.size());
+  int64_t most = 0;
+  for (int32_t op = 0; op < static_cast<int32_t>(graph_.ops.size()); ++op)
+    most = std::max(most, place(state, op, choice.at(op)));
+  return most;
+}
+
 void Exhaustive::descend(State& state, int32_t op) {
   if (op == static_cast<int32_t>(graph_.ops.size())) return simulate(state);
   auto& order = state.order[op];

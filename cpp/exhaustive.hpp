@@ -32,6 +32,8 @@ class Exhaustive {
   // Goes through the space from a first strategy, on so many threads. Whether it was seen to the end.
   bool run(const std::vector<Configuration>& first, int32_t num_threads, double seconds);
   void stop() { stopped_ = true; }
+  // The bound of one strategy, given by an option of each op.
+  int64_t bound(const std::vector<int32_t>& choice) const;
 
   int64_t makespan() const { return best_makespan_; }
   int64_t root_bound() const { return root_bound_; }

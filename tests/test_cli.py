@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -211,15 +212,70 @@ def test_simulate_takes_a_strategy_and_a_topology_from_files(
     assert "it was made for graph other of 3 ops, this is graph" in captured.err
 
 
-def test_compare_puts_the_baselines_side_by_side(
+def test_compare_puts_the_approaches_side_by_side(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "compare", *SMALL, "-t", "p100:1x2") == 0
+    words = ["compare", *SMALL, "-t", "p100:1x2", "--proposals", "200"]
+    assert run(monkeypatch, *words) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [row[0] for row in rows] == ["data", "model", "expert"]
+    assert [row[0] for row in rows] == ["data", "model", "expert", "optcnn", "paper", "soapstone"]
     assert rows[0][3] == "1.00x"
-    assert run(monkeypatch, "compare", *SMALL, "-t", "p100:1x2", "--dtype", "float64", "--json") == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"data", "model", "expert"}
+    assert run(monkeypatch, *words, "--dtype", "float64", "--methods", "soapstone, data", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [*found] == ["soapstone", "data"]
+    assert found["soapstone"]["speed_up"] >= 1
+    assert found["soapstone"]["search_seconds"] > 0
+
+
+@pytest.mark.parametrize("method", ["soapstone", "paper", "optcnn", "exhaustive"])
+def test_search_writes_what_simulate_reads(
+    method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = ["lenet", "--batch", "8", "-t", "p100:1x2"]
+    words = ["--method", method, "--proposals", "300", "-o", str(tmp_path / "s.json")]
+    assert run(monkeypatch, "search", *model, *words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert run(monkeypatch, "simulate", *model, "-s", str(tmp_path / "s.json"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] == found["makespan"]
+    assert run(monkeypatch, "search", *model, *words) == 0
+    table, _, *remarks = capsys.readouterr().out.split("\n\n")
+    assert [line.split()[0] for line in table.splitlines()] == ["approach", "data", method]
+    assert ("Proved to be the best" in str(remarks)) == (method == "exhaustive") or not remarks
+
+
+def test_ctrl_c_ends_a_search_with_the_best_so_far(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "soapstone", "search", "nmt", "--batch", "64", "-t", "p100:4x4"]
+    path = tmp_path / "s.json"
+    with subprocess.Popen([*command, "--budget", "300", "-o", path], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "proposals" in line)
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert "Written to" in process.stderr.read()
+    assert json.loads(path.read_text())["kind"] == "soapstone strategy"
+
+
+SEARCHING_WRONG = {
+    "no seconds": (["--budget", "0"], "budget=0.0 is not a number of seconds above 0"),
+    "an unknown method": (["--method", "magic"], "there is no method 'magic'; use one of"),
+    "a missing folder": (["-o", "/absent/s.json"], "cannot write /absent/s.json: its folder is missing"),
+    "a folder": (["-o", "/"], "cannot write /: it is a folder"),
+    "no chains": (["--chains", "0"], "chains=0 is not a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHING_WRONG)
+def test_bad_input_for_a_search_gets_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, sentence = SEARCHING_WRONG[name]
+    assert run(monkeypatch, "search", "lenet", "-t", "p100:1x2", *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1].startswith(f"soapstone: {sentence}")
+    assert run(monkeypatch, "compare", "lenet", "-t", "p100:1x2", "--methods", "data,magic") == 2
+    assert "there is no approach 'data,magic'" in capsys.readouterr().err
 
 
 def test_a_batch_for_each_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

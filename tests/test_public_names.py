@@ -21,6 +21,7 @@ PUBLIC_NAMES = [
     "parallelize",
     "report",
     "run_threads",
+    "search",
     "simulate",
     "zoo",
 ]

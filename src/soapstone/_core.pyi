@@ -371,6 +371,9 @@ class Exhaustive:
 
     def stop(self) -> None: ...
 
+    def bound(self, choice: Sequence[int]) -> int:
+        """Of the strategy that an option of each op makes."""
+
     @property
     def makespan(self) -> int: ...
 

@@ -17,6 +17,7 @@ from ..simulator import in_a_sentence
 from ..strategy import Strategy
 from ..topology import Topology
 from .chain import NEVER, Budget, Chain
+from .interrupts import interrupts
 from .methods import METHODS, TEMPERATURES, Start
 from .options import Native
 from .problem import Problem
@@ -167,23 +168,25 @@ def _fixed(native: list[Native]) -> Start:
 
 def _run_all(run: Callable[[Chain], None], chains: list[Chain], tell: Callable[[Progress], None]) -> bool:
     """Run every chain on a thread of its own. Whether it was interrupted."""
-    interrupted = False
-    with ThreadPoolExecutor(len(chains)) as pool:
+
+    def stop() -> None:
+        for chain in chains:
+            chain.native.stop()
+
+    with ThreadPoolExecutor(len(chains)) as pool, interrupts(stop) as interrupt:
         futures = [pool.submit(run, chain) for chain in chains]
         left: set[Future[None]] = set(futures)
         try:
             while left and not any(future.exception() for future in futures if future.done()):
                 _, left = wait(left, TICK)
                 tell(_progress(chains))
-        except KeyboardInterrupt:
-            interrupted = True
         finally:
             if left:
-                for chain in chains:
-                    chain.native.stop()
+                stop()
+            wait(futures)
     for future in futures:
         future.result()
-    return interrupted
+    return interrupt.happened
 
 
 def _progress(chains: list[Chain]) -> Progress:

@@ -21,6 +21,7 @@ from ..graph import OperatorGraph
 from ..simulator import in_a_sentence
 from ..strategy import Strategy
 from ..topology import Topology
+from .interrupts import interrupts
 from .mcmc import TICK, search
 from .problem import Problem
 
@@ -109,16 +110,15 @@ def _run(
     tell: Callable[[ProofProgress], None],
 ) -> bool:
     begun = monotonic()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, interrupts(native.stop):
         future = pool.submit(native.run, first.native, threads, 1e18 if budget is None else float(budget))
         try:
             while not wait([future], TICK).done:
                 tell(ProofProgress(native.share, monotonic() - begun, native.makespan / 1e9))
-        except KeyboardInterrupt:
-            pass
         finally:
             if not future.done():
                 native.stop()
+            wait([future])
     with in_a_sentence():
         return future.result()
 
