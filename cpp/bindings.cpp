@@ -613,12 +613,13 @@ void bind_search(nb::module_& m) {
           "(proposals, seconds, patience in proposals, in seconds).")
       .def(
           "descend",
-          [](Chain& self, const std::vector<MoveTuple>& tuples, const EndsTuple& ends) {
+          [](Chain& self, const std::vector<MoveTuple>& tuples, const EndsTuple& ends, double share) {
             const auto moves = to_moves(tuples);
             nb::gil_scoped_release released;
-            return self.descend(moves, to_ends(ends));
+            return self.descend(moves, to_ends(ends), share);
           },
-          nb::arg("moves"), nb::arg("ends"), "Take improvements; whether it was seen that there are no more.")
+          nb::arg("moves"), nb::arg("ends"), nb::arg("share"),
+          "Take improvements until this share of all options was tried in vain in a row; whether it came to that.")
       .def(
           "look",
           [](Chain& self, const std::vector<MoveTuple>& tuples, const EndsTuple& ends) {

@@ -132,12 +132,13 @@ std::vector<std::pair<int32_t, int32_t>> Chain::neighbours(const std::vector<Mov
   return all;
 }
 
-bool Chain::descend(const std::vector<Move>& moves, const Ends& where) {
+bool Chain::descend(const std::vector<Move>& moves, const Ends& where, double share) {
   check(moves);
   const int64_t first = num_proposals_;
   const auto all = neighbours(moves);
+  const auto enough = static_cast<int64_t>(std::ceil(share * static_cast<double>(all.size())));
   num_neighbours_ = 0;
-  for (size_t i = 0; num_neighbours_ < static_cast<int64_t>(all.size()); i = (i + 1) % all.size()) {
+  for (size_t i = 0; num_neighbours_ < enough; i = (i + 1) % all.size()) {
     if (ends(where, first)) return false;
     const Move& move = moves[all[i].first];
     const bool improved = try_out(move, option(move, all[i].second), simulator_->makespan() - 1);

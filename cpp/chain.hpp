@@ -56,9 +56,9 @@ class Chain {
   // Goes to a strategy, however long it takes.
   void go(const std::vector<Configuration>& strategy);
   void walk(const std::vector<Move>& moves, const Temperature&, const Ends&);
-  // Takes whatever improves the strategy until nothing does. Whether every option of every move was tried in vain since
-  // the last improvement.
-  bool descend(const std::vector<Move>& moves, const Ends&);
+  // Takes whatever improves the strategy until a share of all options of all moves was tried in vain, one after the
+  // other. Whether it came to that.
+  bool descend(const std::vector<Move>& moves, const Ends&, double share);
   // Whether no option of any move improves the strategy; unknown where it ends before that is seen.
   std::optional<bool> look(const std::vector<Move>& moves, const Ends&);
 

@@ -308,8 +308,10 @@ class Chain:
         Metropolis from one temperature to another. Moves: (ops, table, configurations of their own); ends: (proposals, seconds, patience in proposals, in seconds).
         """
 
-    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], ends: tuple[int, float, int, float]) -> bool:
-        """Take improvements; whether it was seen that there are no more."""
+    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], ends: tuple[int, float, int, float], share: float) -> bool:
+        """
+        Take improvements until this share of all options was tried in vain in a row; whether it came to that.
+        """
 
     def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], ends: tuple[int, float, int, float]) -> bool | None:
         """Whether nothing improves the strategy; None where it ends before."""

@@ -93,9 +93,10 @@ class Chain:
         patience = (NEVER, inf) if patient else (max(1, self.budget.proposals // 2), self.budget.seconds / 2)
         self.native.walk(moves, first, last, not scale, (*self._ends(proposals, share), *patience))
 
-    def descend(self, moves: list[Move]) -> bool:
-        """Take improvements until there are none. Whether every neighbour was tried since the last one."""
-        return self.native.descend(moves, (*self._ends(NEVER, 1.0), NEVER, inf))
+    def descend(self, moves: list[Move], *, share: float = 1.0) -> bool:
+        """Take improvements until this share of all neighbours was tried in vain, one after the other. Whether it came
+        to that before the budget was spent."""
+        return self.native.descend(moves, (*self._ends(NEVER, 1.0), NEVER, inf), share)
 
     def polish(self, ops: Groups) -> None:
         """Descend from the best strategy over the whole space."""

@@ -17,6 +17,8 @@ from .tying import Groups
 # The first temperature is a share of the cost; ours is for all moves together, since one of many matters less.
 TEMPERATURES = {"soapstone": 0.08, "paper": 5e-4}
 COOLING = 10  # the last temperature of a walk is as much lower
+ENOUGH = 0.3  # of all neighbours, tried in vain, end a descent that is not the last
+SHAKES = 8  # times that it walks on from the best, before single ops move
 WALK = 1000  # proposals of a walk, but
 WALKED = 4  # at most this part of all proposals
 
@@ -30,6 +32,11 @@ def soapstone(chain: Chain, levels: list[Groups], starts: Sequence[Start], tempe
         for start in starts:
             chain.go_tied(start(chain, coarse), coarse)
             _explore(chain, coarse, temperature)
+            if chain.spent():
+                return
+        for shake in range(SHAKES):
+            chain.go_tied(chain.native.best, coarse)
+            _explore(chain, coarse, temperature * 2 ** (shake % 4))
             if chain.spent():
                 return
         if chain.cost != refined:
@@ -46,7 +53,7 @@ def _explore(chain: Chain, groups: Groups, temperature: float) -> None:
     moves = chain.options.moves(groups, compact=True)
     first = temperature / max(len(moves), 1)
     chain.walk(moves, (first, first / COOLING), proposals=min(WALK, chain.budget.proposals // WALKED))
-    chain.descend(moves)
+    chain.descend(moves, share=ENOUGH)
 
 
 def paper(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
