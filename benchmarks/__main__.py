@@ -2,12 +2,14 @@
 
 import sys
 
-from . import agreement, anchors, breadth, engines, predict, spine
+from . import agreement, anchors, breadth, engines, optimality, optimizers, predict, spine
 
 spine.main()
 breadth.main()
 anchors.main()
 predict.main()
 engines.main()
+optimizers.main("--all" in sys.argv)
+optimality.main("--all" in sys.argv)
 if "--all" in sys.argv:
     agreement.main()
