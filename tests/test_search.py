@@ -45,6 +45,14 @@ def test_it_says_what_the_strategy_takes_and_beats_the_baselines(name: str, text
     assert all(result.strategy[op.name] in space.configurations(op.name) for op in graph.ops)
 
 
+def test_a_start_that_ties_cannot_hold_is_seen_as_it_is() -> None:
+    """Blocks tie all layers of a transformer, which model parallelism puts on different devices."""
+    graph, topology = case("gpt2", "p100:1x4")
+    start = ss.baselines.model_parallel(graph, topology)
+    result = ss.search(graph, topology, proposals=1, budget=None, initial=[start])
+    assert result.history[0].makespan == makespan(start) / 1e9
+
+
 @pytest.mark.parametrize("method", ["soapstone", "paper"])
 @pytest.mark.parametrize("chains", [1, 3])
 def test_a_seed_and_a_number_of_chains_decide_the_result(method: str, chains: int) -> None:

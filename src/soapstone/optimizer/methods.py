@@ -1,9 +1,10 @@
 """What a chain does with its budget.
 
 `soapstone` first moves tied ops as one, among configurations on devices next to one another, where good strategies lie
-close together: from each initial strategy a walk that cools down, then a descent. Only then it moves single ops, and
-ends with a descent over the whole space to a strategy that no change of one op improves. Where time is left it begins
-again. `paper` is FlexFlow's own: single ops, any configuration, one temperature, from each initial strategy in turn.
+close together: from each initial strategy a walk that cools down, then a descent, and the same from the best, warmer
+and warmer. Only then it moves single ops, and ends with a descent over the whole space to a strategy that no change of
+one op improves. Where time is left it begins again. `paper` is FlexFlow's own: single ops, any configuration, one
+temperature, from each initial strategy in turn.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ TEMPERATURES = {"soapstone": 0.08, "paper": 5e-4}
 COOLING = 10  # the last temperature of a walk is as much lower
 ENOUGH = 0.3  # of all neighbours, tried in vain, end a descent that is not the last
 SHAKES = 8  # times that it walks on from the best, before single ops move
-WALK = 1000  # proposals of a walk, but
-WALKED = 4  # at most this part of all proposals
+WALK = 1500  # proposals of a walk, but
+WALKED = 2  # at most this part of all proposals
 
 Start = Callable[[Chain, Groups], Sequence[Native]]
 
@@ -30,28 +31,28 @@ def soapstone(chain: Chain, levels: list[Groups], starts: Sequence[Start], tempe
     refined = None
     while not chain.spent():
         for start in starts:
-            chain.go_tied(start(chain, coarse), coarse)
-            _explore(chain, coarse, temperature)
-            if chain.spent():
-                return
+            strategy = start(chain, coarse)
+            chain.go(strategy)  # it may be the best before anything is tied
+            _explore(chain, strategy, coarse, temperature)
         for shake in range(SHAKES):
-            chain.go_tied(chain.native.best, coarse)
-            _explore(chain, coarse, temperature * 2 ** (shake % 4))
-            if chain.spent():
-                return
+            _explore(chain, chain.native.best, coarse, temperature * 2 ** (shake % 4))
         if chain.cost != refined:
             for groups in finer:
-                chain.go_tied(chain.native.best, groups)
-                _explore(chain, groups, temperature)
+                _explore(chain, chain.native.best, groups, temperature)
             chain.polish(levels[-1])
             refined = chain.cost
         if chain.stalls():
             return
 
 
-def _explore(chain: Chain, groups: Groups, temperature: float) -> None:
-    moves = chain.options.moves(groups, compact=True)
+def _explore(chain: Chain, strategy: Sequence[Native], groups: Groups, temperature: float) -> None:
+    """A walk that cools down and a descent, from a strategy whose groups are tied first."""
+    if chain.spent():
+        return
+    tied = any(len(group) > 1 for group in groups)
+    moves = chain.options.moves(groups, compact=tied)
     first = temperature / max(len(moves), 1)
+    chain.go_tied(strategy, groups)
     chain.walk(moves, (first, first / COOLING), proposals=min(WALK, chain.budget.proposals // WALKED))
     chain.descend(moves, share=ENOUGH)
 
