@@ -61,12 +61,13 @@ size_t Chain::draw(size_t count) {
 
 double Chain::draw() { return static_cast<double>((random_() >> 11) + 1) * 0x1p-53; }
 
-bool Chain::ends(const Ends& ends, int64_t first) const {
+bool Chain::ends(const Ends& ends, const Begin& begin) const {
   const int64_t count = num_proposals_;
-  if (stopped_ || count - first >= ends.proposals) return true;
-  if (!history_.empty() && count - history_.back().proposals >= ends.patience) return true;
   const double now = seconds();
-  return now >= ends.seconds || (!history_.empty() && now - history_.back().seconds >= ends.patience_seconds);
+  const auto& [proposals, since, unused] = history_.back();
+  return stopped_ || count - begin.proposals >= ends.proposals || now >= ends.seconds ||
+         count - std::max(proposals, begin.proposals) >= ends.patience ||
+         now - std::max(since, begin.seconds) >= ends.patience_seconds;
 }
 
 void Chain::check(const std::vector<Move>& moves) const {
@@ -79,7 +80,7 @@ void Chain::check(const std::vector<Move>& moves) const {
 // Remembers the strategy where it is the best so far.
 void Chain::note() {
   const int64_t makespan = simulator_->makespan();
-  if (std::pair(overflow_, makespan) >= std::pair(best_overflow_, best_makespan_.load())) return;
+  if (std::pair(overflow_, makespan) >= std::pair(best_overflow_.load(), best_makespan_.load())) return;
   best_overflow_ = overflow_;
   best_makespan_ = makespan;
   best_ = strategy();
@@ -113,12 +114,12 @@ bool Chain::try_out(const Move& move, const Configuration& option, int64_t limit
 void Chain::walk(const std::vector<Move>& moves, const Temperature& temperature, const Ends& where) {
   check(moves);
   if (moves.empty()) return;
-  const int64_t first = num_proposals_;
+  const Begin begin{num_proposals_, seconds()};
   const double length = static_cast<double>(where.proposals), fall = temperature.last / temperature.first;
-  while (!ends(where, first)) {
+  while (!ends(where, begin)) {
     const Move& move = moves[draw(moves.size())];
     const Configuration& chosen = option(move, draw(num_options(move)));
-    const double u = draw(), done = static_cast<double>(num_proposals_ - first) / length;
+    const double u = draw(), done = static_cast<double>(num_proposals_ - begin.proposals) / length;
     const double now = temperature.first * std::pow(fall, done);
     try_out(move, chosen, largest_accepted(simulator_->makespan(), u, now, temperature.relative));
   }
@@ -134,12 +135,12 @@ std::vector<std::pair<int32_t, int32_t>> Chain::neighbours(const std::vector<Mov
 
 bool Chain::descend(const std::vector<Move>& moves, const Ends& where, double share) {
   check(moves);
-  const int64_t first = num_proposals_;
+  const Begin begin{num_proposals_, seconds()};
   const auto all = neighbours(moves);
   const auto enough = static_cast<int64_t>(std::ceil(share * static_cast<double>(all.size())));
   num_neighbours_ = 0;
   for (size_t i = 0; num_neighbours_ < enough; i = (i + 1) % all.size()) {
-    if (ends(where, first)) return false;
+    if (ends(where, begin)) return false;
     const Move& move = moves[all[i].first];
     const bool improved = try_out(move, option(move, all[i].second), simulator_->makespan() - 1);
     num_neighbours_ = improved ? 0 : num_neighbours_ + 1;
@@ -149,10 +150,10 @@ bool Chain::descend(const std::vector<Move>& moves, const Ends& where, double sh
 
 std::optional<bool> Chain::look(const std::vector<Move>& moves, const Ends& where) {
   check(moves);
-  const int64_t first = num_proposals_;
+  const Begin begin{num_proposals_, seconds()};
   num_neighbours_ = 0;
   for (const auto& [move, index] : neighbours(moves)) {
-    if (ends(where, first)) return std::nullopt;
+    if (ends(where, begin)) return std::nullopt;
     ++num_neighbours_;
     if (!propose(moves[move], option(moves[move], index), simulator_->makespan() - 1)) continue;
     simulator_->reject();

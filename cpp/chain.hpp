@@ -32,7 +32,7 @@ struct Temperature {
 };
 
 // Where a walk ends, whichever comes first. Proposals are its own, seconds are on the chain's clock; patience counts
-// from the last improvement on the best of all strategies.
+// from the walk's begin, or the last improvement on the best of all strategies.
 struct Ends {
   int64_t proposals = INT64_MAX;
   double seconds = 1e300;
@@ -78,11 +78,16 @@ class Chain {
   const std::array<double, Simulator::num_phases>& phases() const { return simulator_->seconds(); }
 
  private:
+  struct Begin {
+    int64_t proposals;
+    double seconds;
+  };
+
   size_t num_options(const Move& move) const { return tables_[move.table].size() + move.own.size(); }
   const Configuration& option(const Move& move, size_t index) const;
   size_t draw(size_t count);
   double draw();
-  bool ends(const Ends&, int64_t first) const;
+  bool ends(const Ends&, const Begin&) const;
   std::vector<std::pair<int32_t, int32_t>> neighbours(const std::vector<Move>& moves);  // (move, option), shuffled
   std::optional<int64_t> propose(const Move&, const Configuration&, int64_t limit);
   bool try_out(const Move&, const Configuration&, int64_t limit);
@@ -97,12 +102,12 @@ class Chain {
   std::mt19937_64 random_;
   std::unique_ptr<Simulator> simulator_;
   const Clock::time_point begun_ = Clock::now();
-  int64_t overflow_ = 0, best_overflow_ = INT64_MAX;
+  int64_t overflow_ = 0;
   std::vector<Configuration> best_;
   std::vector<Improvement> history_;
   int64_t num_neighbours_ = 0;
   std::vector<std::pair<int32_t, Configuration>> changes_;  // try_out's own
-  std::atomic<int64_t> num_proposals_ = 0, best_makespan_ = INT64_MAX;
+  std::atomic<int64_t> num_proposals_ = 0, best_makespan_ = INT64_MAX, best_overflow_ = INT64_MAX;
   std::atomic<bool> stopped_ = false;
 };
 

@@ -77,6 +77,7 @@ class OptionMaker {
     option.configuration = configuration;
     option.groups = layout_->groups;
     option.sync.assign(layout_->num_parts, 0);
+    option.updates.assign(layout_->num_parts, false);
     add_times(op, option);
     for (size_t g = 0; g < layout_->groups.size(); ++g)
       option.combine.push_back(all_reduce(devices_of(configuration, layout_->groups[g]), layout_->combine_bytes[g]));
@@ -133,11 +134,14 @@ class OptionMaker {
     const bool disjoint = are_disjoint(share);
     const bool alone = disjoint && graph_.tensors[tensor].readers.size() == 1 && machine_.bucket_bytes == 0;
     std::map<int32_t, int64_t> held;
+    int64_t read = 0;
     for (size_t box = 0; box < share.boxes.size(); ++box) {
       int64_t count = 0;
       for (const auto& each : share.boxes[box]) count += volume(each);
       const std::span parts(share.parts.data() + share.begin[box], share.begin[box + 1] - share.begin[box]);
       const auto devices = devices_of(option.configuration, parts);
+      for (const int32_t part : parts) option.updates[part] = option.updates[part] || count > 0;
+      read = disjoint ? read + count : std::max(read, count);
       for (const int32_t device : devices)
         held[device] = disjoint ? held[device] + count : std::max(held[device], count);
       if (!alone || devices.size() < 2) continue;
@@ -145,6 +149,8 @@ class OptionMaker {
       for (const int32_t part : parts) option.sync[part] = std::max(option.sync[part], sync);
     }
     for (const auto& [device, count] : held) option.elements.push_back({parameters_[tensor], device, count});
+    auto& most = option.read[parameters_[tensor]];
+    most = std::max(most, read);
   }
 
   const Graph& graph_;
@@ -175,14 +181,9 @@ Exhaustive::Exhaustive(const Graph& graph, const Machine& machine, const Times& 
     : graph_(graph), machine_(machine), times_(times), options_(graph.ops.size()) {
   if (options.size() != graph.ops.size()) throw std::invalid_argument("every op needs its options");
   std::vector<int32_t> parameters(graph.tensors.size(), -1);
-  for (size_t i = 0; i < graph.tensors.size(); ++i) {
-    if (graph.tensors[i].source != Source::parameter || !graph.tensors[i].grad) continue;
-    parameters[i] = static_cast<int32_t>(parameter_elements_.size());
-    int64_t count = 1;
-    for (const auto& axis : graph.tensors[i].factoring)
-      for (const int64_t size : axis) count *= size;
-    parameter_elements_.push_back(count);
-  }
+  int32_t num_parameters = 0;
+  for (size_t i = 0; i < graph.tensors.size(); ++i)
+    if (graph.tensors[i].source == Source::parameter && graph.tensors[i].grad) parameters[i] = num_parameters++;
   OptionMaker maker(graph, machine_, times, parameters);
   for (size_t op = 0; op < options.size(); ++op) {
     if (options[op].empty()) throw std::invalid_argument("an op has no options");
@@ -191,7 +192,10 @@ Exhaustive::Exhaustive(const Graph& graph, const Machine& machine, const Times& 
   }
   make_edges();
   make_turnarounds();
-  make_rest();
+  make_rest(num_parameters);
+  for (int32_t a = 0; a < static_cast<int32_t>(options_[0].size()); ++a)
+    for (int32_t b = 0; b < (options_.size() > 1 ? static_cast<int32_t>(options_[1].size()) : 1); ++b)
+      jobs_.push_back({a, b});
 }
 
 void Exhaustive::make_edges() {
@@ -273,7 +277,18 @@ void Exhaustive::make_turnarounds() {
     }
 }
 
-void Exhaustive::make_rest() {
+void Exhaustive::make_rest(size_t num_parameters) {
+  least_elements_.assign(num_parameters, 0);
+  for (const auto& options : options_) {
+    std::map<int32_t, int64_t> least = options[0].read;
+    for (const auto& option : options)
+      for (auto& [parameter, count] : least) {
+        const auto found = option.read.find(parameter);
+        count = std::min(count, found == option.read.end() ? 0 : found->second);
+      }
+    for (const auto& [parameter, count] : least)
+      least_elements_[parameter] = std::max(least_elements_[parameter], count);
+  }
   rest_.assign(graph_.ops.size() + 1, 0);
   for (size_t op = graph_.ops.size(); op-- > 0;) {
     int64_t least = INT64_MAX;
@@ -294,7 +309,7 @@ void Exhaustive::make_rest() {
 int64_t Exhaustive::update_time(const State& state, int32_t op, int32_t device) const {
   const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
   int64_t count = 0;
-  for (size_t i = 0; i < parameter_elements_.size(); ++i) count += state.elements[op][i * num_devices + device];
+  for (size_t i = 0; i < least_elements_.size(); ++i) count += state.elements[op][i * num_devices + device];
   if (count == 0) return 0;
   return machine_.update_overhead +
          std::max<int64_t>(std::llround(machine_.update_ns_per_element[device] * static_cast<double>(count)), 1);
@@ -313,7 +328,7 @@ int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
     elements = state.elements[op - 1];
   } else {
     work.assign(num_devices, 0);
-    elements.assign(num_devices * parameter_elements_.size(), 0);
+    elements.assign(num_devices * least_elements_.size(), 0);
   }
   for (const auto& [device, nanoseconds] : option.work) work[device] += nanoseconds;
   for (const auto& [parameter, device, held] : option.elements) {
@@ -322,9 +337,8 @@ int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
   }
   state.ready.assign(count, 0);
   state.after.assign(count, 0);
-  if (graph_.ops[op].backward && !option.elements.empty())
-    for (size_t p = 0; p < count; ++p)
-      state.after[p] = option.sync[p] + update_time(state, op, option.configuration.devices[p]);
+  for (size_t p = 0; p < count; ++p)
+    if (option.updates[p]) state.after[p] = option.sync[p] + update_time(state, op, option.configuration.devices[p]);
   for (const int32_t e : edges_to_[op]) {
     const int32_t maker = edges_[e].maker;
     for (const auto& hop : edges_[e].hops[state.choice[maker]][choice]) {
@@ -345,12 +359,12 @@ int64_t Exhaustive::bound_of_work(const State& state, int32_t op) const {
     most = std::max(most, work);
     total += work;
   }
-  double to_come = 0;  // each element that nobody holds yet is updated once at least
+  double to_come = 0;  // what is surely updated and nobody holds yet
   const double least = *std::min_element(machine_.update_ns_per_element.begin(), machine_.update_ns_per_element.end());
-  for (size_t i = 0; i < parameter_elements_.size(); ++i) {
+  for (size_t i = 0; i < least_elements_.size(); ++i) {
     int64_t held = 0;
     for (size_t device = 0; device < num_devices; ++device) held += state.elements[op][i * num_devices + device];
-    to_come += least * static_cast<double>(std::max<int64_t>(parameter_elements_[i] - held, 0));
+    to_come += least * static_cast<double>(std::max<int64_t>(least_elements_[i] - held, 0));
   }
   total += static_cast<int64_t>(to_come * (1 - 1e-9));
   const auto count = static_cast<int64_t>(num_devices);
@@ -385,7 +399,7 @@ void Exhaustive::descend(State& state, int32_t op) {
   order.clear();
   for (int32_t choice = 0; choice < static_cast<int32_t>(options_[op].size()); ++choice) {
     const int64_t bound = place(state, op, choice);
-    ++state.num_nodes;
+    if (++state.num_nodes % 4096 == 0 && now() > deadline_) stopped_ = true;
     if (bound < best_makespan_) order.emplace_back(bound, choice);
   }
   std::sort(order.begin(), order.end());
@@ -394,7 +408,6 @@ void Exhaustive::descend(State& state, int32_t op) {
     place(state, op, order[i].second);
     descend(state, op + 1);
   }
-  if ((state.num_nodes & 0xfff) < 30 && now() > deadline_) stopped_ = true;
 }
 
 void Exhaustive::simulate(State& state) {
@@ -422,12 +435,10 @@ bool Exhaustive::run(const std::vector<Configuration>& first, int32_t num_thread
   }
   State root(graph_.ops.size());
   root_bound_ = INT64_MAX;
-  jobs_.clear();
-  const auto num_second = graph_.ops.size() > 1 ? static_cast<int32_t>(options_[1].size()) : 1;
-  for (int32_t a = 0; a < static_cast<int32_t>(options_[0].size()); ++a) {
+  for (int32_t a = 0; a < static_cast<int32_t>(options_[0].size()); ++a)
     root_bound_ = std::min(root_bound_, place(root, 0, a));
-    for (int32_t b = 0; b < num_second; ++b) jobs_.push_back({a, b});
-  }
+  next_job_ = num_nodes_ = num_simulated_ = num_done_ = 0;
+  stopped_ = false;
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> errors(num_threads);
   for (int32_t t = 0; t < num_threads; ++t)

@@ -4,20 +4,16 @@
 // lower bound of every completion reaches the best makespan known:
 //
 //   work   a device's compute and update so far; and of all devices on average, with the least that is to come;
-//   path   the longest path without contention, part by part, through an op i: R forward up to each part's output, D
-//   from
-//          each part's gradient to the end, both exact for what is configured, and between them a turnaround T that
-//          no completion can be quicker than,
-//
-//              T_i(c)[p][q] = max over readers j of  min over c_j of  (i to j) + forward_j + T_j(c_j) + backward_j + (j
-//              to i)
-//
-//          taken entry by entry of the matrix over the op's parts.
+//   path   the longest path without contention, part by part, through an op i: up to each part's output, and from each
+//          part's gradient to the end, both exact for what is configured; between them a turnaround T(i, c), a matrix
+//          over the parts of i, that no completion is quicker than. Entry by entry it is the largest over the readers
+//          of i of the least over their options of: to the reader, forward, the reader's T, backward, and back.
 //
 // What is complete and not dropped is simulated.
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <mutex>
 
 #include "simulator.hpp"
@@ -59,6 +55,8 @@ class Exhaustive {
     Column sync;                                    // by part: the sum of its gradients, where no other op has a share
     std::vector<std::pair<int32_t, int64_t>> work;  // by device
     std::vector<Elements> elements;                 // of parameters that are updated
+    std::vector<bool> updates;                      // by part: some update waits for its gradients
+    std::map<int32_t, int64_t> read;                // by parameter: elements that its parts read, or fewer
     Matrix turnaround;
   };
   struct Hop {  // from a part of the maker to one of the reader, and back; no path where no gradient returns
@@ -73,7 +71,7 @@ class Exhaustive {
 
   void make_edges();
   void make_turnarounds();
-  void make_rest();
+  void make_rest(size_t num_parameters);
   int64_t message(int32_t from, int32_t to, int64_t bytes) const;
   Matrix around(size_t num_parts, const Option& reader, const std::vector<Hop>& hops) const;
   int64_t update_time(const State&, int32_t op, int32_t device) const;
@@ -92,7 +90,7 @@ class Exhaustive {
   std::vector<std::vector<int32_t>> edges_to_, edges_from_;  // by op
   std::vector<int32_t> last_reader_;                         // by op; the op itself where nobody reads it
   std::vector<int64_t> rest_;                                // by op: the least work of it and of all behind it
-  std::vector<int64_t> parameter_elements_;                  // of each trained parameter
+  std::vector<int64_t> least_elements_;                      // of each trained parameter: what any strategy updates
   std::vector<std::array<int32_t, 2>> jobs_;                 // choices of the first two ops
   std::vector<Configuration> best_;
   std::mutex mutex_;  // of the best

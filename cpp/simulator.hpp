@@ -26,7 +26,9 @@ class Simulator {
   void accept();
   void reject();
 
-  int64_t overflow();  // bytes over the memory limit, all devices together, of what is proposed or else accepted
+  // How far what is proposed, or else accepted, is above the memory limit: MiB squared, all devices together, so that
+  // many that are a little above count less than one that is far. 0 where it fits.
+  int64_t overflow();
   bool is_open() const { return open_; }
   int64_t makespan() const { return makespan_; }  // of what was accepted
   const Engine& engine() const { return engine_; }

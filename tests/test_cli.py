@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -256,10 +257,34 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["kind"] == "soapstone strategy"
 
 
+def test_names_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "[bold]d[[red].json"
+    words = ["search", "lenet", "--batch", "8", "-t", "p100:1x2", "--proposals", "9"]
+    assert run(monkeypatch, *words, "-o", str(path)) == 0
+    assert str(path) in capsys.readouterr().err
+    assert path.exists()
+
+
+def test_what_may_not_fit_is_marked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    topology = ss.Topology.parse("p100:1x2")
+    small = tuple(replace(device, memory=2**20) for device in topology.devices)
+    replace(topology, devices=small).save(tmp_path / "t.yaml")
+    words = ["compare", "lenet", "--batch", "64", "-t", str(tmp_path / "t.yaml"), "--proposals", "20"]
+    assert run(monkeypatch, *words) == 0
+    captured = capsys.readouterr()
+    assert "! may not fit" in captured.out
+    assert "soapstone: no strategy that was found fits" in captured.err
+    assert run(monkeypatch, *words, "--methods", "soapstone") == 2
+
+
 SEARCHING_WRONG = {
     "no seconds": (["--budget", "0"], "budget=0.0 is not a number of seconds above 0"),
     "an unknown method": (["--method", "magic"], "there is no method 'magic'; use one of"),
-    "a missing folder": (["-o", "/absent/s.json"], "cannot write /absent/s.json: its folder is missing"),
+    "a missing folder": (["-o", "/absent/s.json"], "cannot write /absent/s.json: No such file"),
     "a folder": (["-o", "/"], "cannot write /: it is a folder"),
     "no chains": (["--chains", "0"], "chains=0 is not a whole number"),
 }
@@ -276,6 +301,7 @@ def test_bad_input_for_a_search_gets_one_line(
     assert captured.err.splitlines()[-1].startswith(f"soapstone: {sentence}")
     assert run(monkeypatch, "compare", "lenet", "-t", "p100:1x2", "--methods", "data,magic") == 2
     assert "there is no approach 'data,magic'" in capsys.readouterr().err
+    assert run(monkeypatch, "compare", "lenet", "-t", "p100:1x2", "--budget=-1") == 2
 
 
 def test_a_batch_for_each_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

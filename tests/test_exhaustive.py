@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 
 import pytest
@@ -67,6 +68,37 @@ def test_no_bound_passes_a_makespan(name: str, text: str) -> None:
         assert 0 < native.bound([0] * len(strategy)) <= makespan
 
 
+class Partly(nn.Module):
+    """A long table of which a few rows are read, and a part that has no share in its op's parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(200_000, 256))
+        self.aside = nn.Parameter(torch.ones(16, 256))
+        self.large, self.small = nn.Linear(256, 80_000), nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([self.aside, self.small(x + self.position[:16])], 1)
+        loss: torch.Tensor = y.tanh().sum() + self.large(x).sum()
+        return loss
+
+
+def test_bounds_count_only_what_is_read() -> None:
+    graph, topology = ss.capture(ss.Workload(Partly(), (torch.zeros(16, 256),))), ss.Topology.parse("p100:1x2")
+    problem = Problem(graph, topology)
+    proof = exhaustive(graph, topology, first=ss.baselines.data_parallel(graph, topology))
+    assert proof.proved
+    assert proof.root_gap >= 0
+    assert proof.makespan <= ss.search(graph, topology, budget=None, proposals=2000).makespan
+    tables = [problem.options.all_of(i) for i in range(len(graph.ops))]
+    native = _core.Exhaustive(graph.native, problem.machine, problem.times.native, tables)
+    rng = random.Random(0)
+    for _ in range(300):
+        choice = [rng.randrange(len(table)) for table in tables]
+        makespan = problem.played([table[i] for table, i in zip(tables, choice)]).makespan
+        assert native.bound(choice) <= makespan
+
+
 def test_the_proof_of_a_small_lenet() -> None:
     graph, topology = graph_of("lenet"), ss.Topology.parse("p100:1x2")
     proof = exhaustive(graph, topology)
@@ -90,5 +122,7 @@ def test_giants_and_nonsense_are_refused() -> None:
         exhaustive(graph_of("inception-v3"), ss.Topology.parse("p100:4x4"))
     with pytest.raises(ss.SoapstoneError, match="budget=0 is not a number of seconds"):
         exhaustive(graph_of("lenet"), ss.Topology.parse("p100:1x2"), budget=0)
+    with pytest.raises(ss.SoapstoneError, match="first='data' is not a Strategy"):
+        exhaustive(graph_of("lenet"), ss.Topology.parse("p100:1x2"), first="data")  # type: ignore[arg-type]
     with pytest.raises(ss.SoapstoneError, match="threads='two' is not a whole number"):
         exhaustive(graph_of("lenet"), ss.Topology.parse("p100:1x2"), threads="two")  # type: ignore[arg-type]

@@ -26,8 +26,8 @@ def case(name: str, text: str) -> tuple[OperatorGraph, ss.Topology]:
     return graph_of(name), ss.Topology.parse(text)
 
 
-def makespan(strategy: ss.Strategy) -> int:
-    return ss.simulate(strategy.graph, strategy.topology, strategy).makespan_ns
+def makespan(strategy: ss.Strategy) -> float:
+    return ss.simulate(strategy.graph, strategy.topology, strategy).makespan
 
 
 @pytest.mark.parametrize("text", TOPOLOGIES)
@@ -35,9 +35,9 @@ def makespan(strategy: ss.Strategy) -> int:
 def test_it_says_what_the_strategy_takes_and_beats_the_baselines(name: str, text: str) -> None:
     graph, topology = case(name, text)
     result = ss.search(graph, topology, proposals=400, budget=None)
-    assert result.makespan == makespan(result.strategy) / 1e9
+    assert result.makespan == makespan(result.strategy)
     for make in ss.baselines.BASELINES.values():
-        assert result.makespan <= makespan(make(graph, topology)) / 1e9
+        assert result.makespan <= makespan(make(graph, topology))
     spans = [step.makespan for step in result.history]
     assert spans == sorted(spans, reverse=True)
     assert spans[-1] == result.makespan
@@ -50,7 +50,7 @@ def test_a_start_that_ties_cannot_hold_is_seen_as_it_is() -> None:
     graph, topology = case("gpt2", "p100:1x4")
     start = ss.baselines.model_parallel(graph, topology)
     result = ss.search(graph, topology, proposals=1, budget=None, initial=[start])
-    assert result.history[0].makespan == makespan(start) / 1e9
+    assert result.history[0].makespan == makespan(start)
 
 
 @pytest.mark.parametrize("method", ["soapstone", "paper"])
@@ -73,7 +73,8 @@ def test_a_local_optimum_has_no_better_neighbour(name: str) -> None:
     result = ss.search(graph, topology, budget=10.0, proposals=20_000)
     space = ss.Space(graph, topology)
     assert result.locally_optimal == "yes"
-    assert result.neighbours == sum(len(space.configurations(op.name)) for op in graph.ops if op.dims)
+    sizes = [len(space.configurations(op.name)) for op in graph.ops]
+    assert result.neighbours == sum(size for size in sizes if size > 1)
     simulator = ss.Simulator(graph, topology, result.strategy)
     for op in graph.ops:
         for configuration in space.configurations(op.name):
@@ -177,7 +178,55 @@ def test_an_initial_strategy_may_be_any() -> None:
     graph, topology = case("rnnlm", "p100:1x4")
     wild = ss.baselines.random(graph, topology, seed=3)
     result = ss.search(graph, topology, proposals=1, budget=None, initial=[wild])
-    assert result.history[0].makespan <= makespan(wild) / 1e9 * 2
+    assert result.history[0].makespan <= makespan(wild)
+
+
+def test_an_initial_strategy_with_degrees_of_its_own() -> None:
+    graph, topology = case("rnnlm", "p100:1x4")
+    thirds = {}
+    for op in graph.ops[::2]:
+        dim = next((d.name for d in op.dims if d.splittable and d.size >= 3), None)
+        if dim is not None:
+            thirds[op.name] = ss.Configuration({dim: 3}, (0, 1, 2))
+    start = ss.baselines.data_parallel(graph, topology).replace(thirds)
+    result = ss.search(graph, topology, proposals=50, budget=None, initial=start)
+    assert result.history[0].makespan == makespan(start)
+    assert result.makespan <= makespan(start)
+
+
+@pytest.mark.parametrize("method", ["soapstone", "paper"])
+def test_one_device_leaves_nothing_to_search(method: str) -> None:
+    result = ss.search(*case("lenet", "cpu:1x1"), proposals=100, budget=None, method=method)
+    assert (result.locally_optimal, result.proposals) == ("yes", 0)
+
+
+@pytest.mark.parametrize("method", ["soapstone", "paper"])
+def test_the_shortest_budget_gives_a_strategy(method: str) -> None:
+    graph, topology = case("nmt", "p100:1x4")
+    assert ss.search(graph, topology, budget=1e-9, chains=5, method=method).makespan > 0
+    for proposals in (1, 10):
+        result = ss.search(graph, topology, proposals=proposals, budget=None, chains=4, method=method)
+        assert result.proposals == proposals
+
+
+def test_the_paper_walks_from_every_start() -> None:
+    graph, topology = case("lenet", "p100:1x4")
+    result = ss.search(graph, topology, proposals=4000, budget=None, method="paper")
+    assert result.proposals > 4 * 4000 // 5 - 1500
+
+
+def test_everything_on_one_device_is_among_the_starts() -> None:
+    graph, topology = case("shared", "h100:1x1+k80:1x2")
+    one = ss.Strategy(graph, topology, {op.name: ss.Configuration({}, (0,)) for op in graph.ops})
+    assert ss.search(graph, topology, proposals=1, budget=None).makespan <= makespan(one)
+
+
+def test_what_progress_raises_is_its_own() -> None:
+    def fail(_: Progress) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$"):
+        ss.search(*case("lenet", "p100:1x2"), proposals=10, budget=None, progress=fail)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -192,6 +241,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no start": ({"initial": []}, "a search needs an initial strategy"),
     "an unknown start": ({"initial": ["best"]}, "initial='best' is no strategy"),
     "an unknown optimizer": ({"optimizer": "lion"}, "no costs for optimizer 'lion'"),
+    "no list of starts": ({"initial": 5}, "initial=5 is no list"),
+    "no function": ({"progress": 3}, "progress=3 cannot be called"),
+    "a list of methods": ({"method": ["paper"]}, "method=['paper'] is not a way to search"),
+    "an endless seed": ({"seed": 10**5000}, "seed="),
     "no costs": ({"costs": 3}, "costs=3 answer no questions"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -208,3 +209,17 @@ def test_any_strategy_comes_back_from_its_file(seed: int, tmp_path: Path) -> Non
     loaded = ss.Strategy.load(tmp_path / "s.json", graph(), TOPOLOGY)
     assert (dict(loaded), loaded.notes) == (dict(strategy), ())
     assert len((tmp_path / "s.json").read_text().splitlines()) < len(graph().ops) + 12  # a line an op
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
+    strategy = ss.baselines.data_parallel(graph(), TOPOLOGY)
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "s.json")
+    strategy.save(link)
+    assert link.is_symlink()
+    assert dict(ss.Strategy.load(tmp_path / "s.json", graph(), TOPOLOGY)) == dict(strategy)
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as reader:
+        strategy.save(pipe)
+        assert reader.read(1) == b"{"
+    assert pipe.is_fifo()

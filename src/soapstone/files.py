@@ -26,8 +26,12 @@ os.umask(_UMASK)  # only the process can be asked, by setting it
 def write_atomically(path: str | Path, text: str) -> None:
     """Write a text file whole or not at all. Raises SoapstoneError where the folder cannot be written."""
     path = checked_path(path)
+    if path.exists() and not path.is_file():  # a pipe or a device is written to, never replaced
+        _write_through(path, text)
+        return
+    path = path.resolve()  # a link stays a link
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".soapstone-")
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another folder") from None
     try:
@@ -42,18 +46,31 @@ def write_atomically(path: str | Path, text: str) -> None:
         raise
 
 
+def _write_through(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another name") from None
+
+
 def check_writable(path: str | Path) -> None:
     """Raise SoapstoneError where a file could not be written, before the work that it is for begins."""
     path = checked_path(path)
-    if path.is_dir():
-        raise SoapstoneError(f"cannot write {path}: it is a folder; choose another name")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise SoapstoneError(f"cannot write {path}: its folder is missing or read-only; choose another one")
+    try:
+        if path.is_dir():
+            raise SoapstoneError(f"cannot write {path}: it is a folder; choose another name")
+        if not path.exists():
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another name or folder") from None
 
 
 def shortened(value: object) -> str:
     """What it is, in few characters: a hostile file's value may be endless."""
-    return f"{_SHORT.repr(value):.60}"
+    try:
+        return f"{_SHORT.repr(value):.60}"
+    except ValueError:  # Python writes no number of more than some thousand digits
+        return f"a very large {type(value).__name__}"
 
 
 def checked_path(path: str | Path) -> Path:

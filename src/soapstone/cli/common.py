@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..errors import SoapstoneError
@@ -48,16 +49,16 @@ def progress(what: str) -> Iterator[None]:
     """Say on standard error what takes a while; with a spinner where a person looks."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        console.print(f"{what} ...", highlight=False)
+        console.print(f"{what} ...", highlight=False, markup=False)
         yield
         return
-    with console.status(what):
+    with console.status(escape(what)):
         yield
 
 
 def say(note: str) -> None:
     """A remark, on standard error."""
-    Console(stderr=True, highlight=False).print(note, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(note, soft_wrap=True, markup=False)
 
 
 def graph_of(

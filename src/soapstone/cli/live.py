@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
@@ -22,7 +23,7 @@ class Live:
         self, what: str, data_parallel: float, budget: float | None, bar: Bar | None, console: Console
     ) -> None:
         self.what, self.data_parallel, self.budget, self.bar, self.console = what, data_parallel, budget, bar, console
-        self._task = None if bar is None else bar.add_task(what, total=1.0, facts="")
+        self._task = None if bar is None else bar.add_task(escape(what), total=1.0, facts="")
         self._told = 0.0
 
     def __call__(self, now: Progress | ProofProgress) -> None:
@@ -30,7 +31,7 @@ class Live:
             self.bar.update(self._task, completed=now.share, facts=self._facts(now))
         elif now.seconds - self._told >= EVERY:
             self._told = now.seconds
-            self.console.print(f"{self.what}: {self._facts(now)}", highlight=False, soft_wrap=True)
+            self.console.print(f"{self.what}: {self._facts(now)}", highlight=False, soft_wrap=True, markup=False)
 
     def share(self, share: float) -> None:
         """For what says no more than how far it is."""
@@ -56,7 +57,7 @@ class Live:
 def live(what: str, data_parallel: float, budget: float | None) -> Iterator[Live]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        console.print(f"{what} ...", highlight=False)
+        console.print(f"{what} ...", highlight=False, markup=False)
         yield Live(what, data_parallel, budget, None, console)
         return
     columns = (

@@ -14,7 +14,7 @@ from rich.table import Table
 from ..baselines import BASELINES
 from ..errors import SoapstoneError
 from ..files import check_writable
-from ..optimizer import SearchResult, exhaustive, optcnn, search
+from ..optimizer import SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
 from ..simulator import Simulation, simulate
 from ..strategy import Strategy
 from .arguments import Case, takes_case
@@ -32,13 +32,16 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the s
 
 @dataclass(frozen=True)
 class Wanted:
-    """How a user wants to search."""
+    """How a user wants to search. Raises SoapstoneError where no search takes it."""
 
     budget: float = 30.0
     proposals: int | None = None
     seed: int = 0
     chains: int = 1
     memory_limit: bool = True
+
+    def __post_init__(self) -> None:
+        check_arguments(self.budget, self.proposals, self.seed, "soapstone", self.chains)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def _by_exhaustion(case: Case, wanted: Wanted, data_parallel: float) -> Found:
         f"{what} 10^{proof.log10_size:.1f} strategies: {proof.nodes:,} nodes, {proof.simulated:,} simulated, "
         f"{proof.seconds:.1f} s; the first bound was {proof.root_gap:.1%} below."
     )
-    return Found(proof.strategy, proof.seconds, told, (remark,))
+    return Found(proof.strategy, proof.seconds, told, (remark,), proof.interrupted)
 
 
 METHODS: dict[str, Callable[[Case, Wanted, float], Found]] = {
@@ -138,17 +141,19 @@ def search_command(
         raise SoapstoneError(f"there is no method {method!r}; use one of {', '.join(METHODS)}")
     if output is not None:
         check_writable(output)
+    wanted = Wanted(budget, proposals, seed, chains, memory_limit)
     before = _simulated(case, BASELINES["data"](case.graph, case.topology))
-    found = METHODS[method](case, Wanted(budget, proposals, seed, chains, memory_limit), before.makespan)
-    if output is not None:
-        found.strategy.save(output)
-    sim = _simulated(case, found.strategy)
+    with interrupts():
+        found = METHODS[method](case, wanted, before.makespan)
+        if output is not None:
+            found.strategy.save(output)
+        sim = _simulated(case, found.strategy)
     if as_json:
         speed = {"speed_up": before.makespan / sim.makespan, "search_seconds": found.seconds, **found.facts}
         print_json({**described(sim), **speed})
         return
     rows = {"data": (before, 0.0), method: (sim, found.seconds)}
-    print_all(_table(rows), "", *found.remarks)
+    print_all(*_shown(rows, before.makespan), "", *found.remarks)
     if output is not None:
         say(f"Written to {output}.")
 
@@ -185,26 +190,33 @@ def compare(
         rows[name] = _simulated(case, found.strategy), found.seconds
         if found.interrupted:
             break
+    if not rows:
+        raise SoapstoneError("no approach came to a strategy; the lines above say why")
     if missing := [name for name in names if name not in rows]:
         say(f"Without {', '.join(missing)}.")
     if as_json:
         told = {name: {**described(sim), "search_seconds": seconds} for name, (sim, seconds) in rows.items()}
         print_json({name: {**row, "speed_up": data.makespan / row["makespan"]} for name, row in told.items()})
         return
-    print_all(_table(rows, data.makespan))
+    print_all(*_shown(rows, data.makespan))
 
 
 def _simulated(case: Case, strategy: Strategy) -> Simulation:
     return simulate(case.graph, case.topology, strategy, **case.training)
 
 
-def _table(rows: dict[str, tuple[Simulation, float]], data_parallel: float | None = None) -> Table:
-    data_parallel = data_parallel or rows["data"][0].makespan
+def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> list[Table | str]:
     table = Table("approach", "time", "speed-up", "moved", "compute", "exposed", "peak memory", "search", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, (sim, seconds) in rows.items():
         took = f"{seconds:.1f} s" if seconds else "-"
         speed = f"{data_parallel / sim.makespan:.2f}x"
-        table.add_row(f"[bold]{name}", milliseconds(sim.makespan), speed, *facts(sim), took)
-    return table
+        *most, peak = facts(sim)
+        table.add_row(f"[bold]{name}", milliseconds(sim.makespan), speed, *most, peak + "!" * _may_not_fit(sim), took)
+    doubt = any(_may_not_fit(sim) for sim, _ in rows.values())
+    return [table, "! may not fit: some device's memory is below the upper bound."] if doubt else [table]
+
+
+def _may_not_fit(sim: Simulation) -> bool:
+    return any(bound > device.memory for bound, device in zip(sim.memory.bound, sim.topology.devices))

@@ -1,7 +1,8 @@
 """Find fast strategies: by Markov chains, by OptCNN's dynamic programming, by going through all of a small space."""
 
 from .additive import optcnn
-from .mcmc import INITIAL, Improvement, Progress, SearchResult, search
+from .interrupts import interrupts
+from .mcmc import INITIAL, Improvement, Progress, SearchResult, check_arguments, search
 from .proof import Proof, ProofProgress, exhaustive
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "Proof",
     "ProofProgress",
     "SearchResult",
+    "check_arguments",
     "exhaustive",
+    "interrupts",
     "optcnn",
     "search",
 ]

@@ -76,7 +76,8 @@ class _Sums:
         tables: dict[Nodes, np.ndarray] = {}
         for node, group in enumerate(self.groups):
             compute, sync = native.op(group[0], self.options[node])
-            tables[(node,)] = (compute * len(group) + sync).astype(float)  # tied ops share their parameters
+            sums = len({problem.graph.ops[op].parameters for op in group})  # steps of one layer share theirs
+            tables[(node,)] = (compute * len(group) + sync * sums).astype(float)
         known: dict[tuple[int, ...], np.ndarray] = {}
         for count, (edge, nodes) in enumerate(self.nodes.items()):
             progress(count / len(self.nodes))

@@ -60,14 +60,6 @@ class Chain:
     def go(self, strategy: Sequence[Native]) -> None:
         self.native.go(list(strategy))
 
-    def go_tied(self, strategy: Sequence[Native], groups: Groups) -> None:
-        """To a strategy with every op configured like the first of its group."""
-        tied = list(strategy)
-        for group in groups:
-            for op in group:
-                tied[op] = strategy[group[0]]
-        self.go(tied)
-
     def at_random(self, groups: Groups) -> list[Native]:
         """A strategy that configures each group at random."""
         strategy: list[Native] = [([], [])] * sum(map(len, groups))
@@ -93,10 +85,10 @@ class Chain:
         patience = (NEVER, inf) if patient else (max(1, self.budget.proposals // 2), self.budget.seconds / 2)
         self.native.walk(moves, first, last, not scale, (*self._ends(proposals, share), *patience))
 
-    def descend(self, moves: list[Move], *, share: float = 1.0) -> bool:
+    def descend(self, moves: list[Move], *, share: float = 1.0, proposals: int = NEVER) -> bool:
         """Take improvements until this share of all neighbours was tried in vain, one after the other. Whether it came
         to that before the budget was spent."""
-        return self.native.descend(moves, (*self._ends(NEVER, 1.0), NEVER, inf), share)
+        return self.native.descend(moves, (*self._ends(proposals, 1.0), NEVER, inf), share)
 
     def polish(self, ops: Groups) -> None:
         """Descend from the best strategy over the whole space."""

@@ -18,12 +18,12 @@ Nodes = tuple[int, ...]  # increasing
 
 
 def order_of(sizes: Sequence[int], edges: Iterable[Nodes]) -> list[int] | None:
-    """The nodes in an order of elimination that keeps every table small, each time the cheapest; None where there is
-    none. `sizes` are the numbers of choices."""
-    near: dict[int, set[int]] = {node: set() for node in range(len(sizes))}
+    """The nodes with a choice, in an order of elimination that keeps every table small, each time the cheapest; None
+    where there is none. `sizes` are the numbers of choices."""
+    near: dict[int, set[int]] = {node: set() for node, size in enumerate(sizes) if size > 1}
     for nodes in edges:
-        for node in nodes:
-            near[node].update(nodes)
+        for node in _open(sizes, nodes):
+            near[node].update(_open(sizes, nodes))
     order = []
     while near:
         cost, node = min((prod(sizes[i] for i in around | {node}), node) for node, around in near.items())
@@ -39,9 +39,12 @@ def order_of(sizes: Sequence[int], edges: Iterable[Nodes]) -> list[int] | None:
 
 def least(sizes: Sequence[int], tables: Mapping[Nodes, np.ndarray], order: Sequence[int]) -> tuple[float, list[int]]:
     """The least sum, and the choice of each node. Axis i of a table belongs to the i-th of its nodes."""
-    left = dict(tables)
+    left: dict[Nodes, np.ndarray] = {}
+    for nodes, table in tables.items():
+        rest = _open(sizes, nodes)
+        left[rest] = left.get(rest, 0) + table.reshape([sizes[i] for i in rest])
     picks: list[tuple[int, Nodes, np.ndarray]] = []
-    total = 0.0
+    total = float(left.pop((), np.zeros(())))
     for node in order:
         mine = [nodes for nodes in left if node in nodes]
         around: Nodes = tuple(sorted({i for nodes in mine for i in nodes} - {node}))
@@ -49,15 +52,20 @@ def least(sizes: Sequence[int], tables: Mapping[Nodes, np.ndarray], order: Seque
         for nodes in mine:
             joint += _spread(left.pop(nodes), nodes, (node, *around))
         picks.append((node, around, joint.argmin(0)))
-        rest = joint.min(0)
+        best = joint.min(0)
         if around:
-            left[around] = left[around] + rest if around in left else rest
+            left[around] = left[around] + best if around in left else best
         else:
-            total += float(rest)
+            total += float(best)
     choice = [0] * len(sizes)
     for node, around, pick in reversed(picks):
         choice[node] = int(pick[tuple(choice[i] for i in around)])
     return total, choice
+
+
+def _open(sizes: Sequence[int], nodes: Nodes) -> Nodes:
+    """Those that have a choice."""
+    return tuple(i for i in nodes if sizes[i] > 1)
 
 
 def _spread(table: np.ndarray, nodes: Nodes, over: Nodes) -> np.ndarray:

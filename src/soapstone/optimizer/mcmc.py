@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 
 from ..baselines import BASELINES
 from ..costs import Costs
@@ -17,13 +17,13 @@ from ..simulator import in_a_sentence
 from ..strategy import Strategy
 from ..topology import Topology
 from .chain import NEVER, Budget, Chain
-from .interrupts import interrupts
+from .interrupts import Interrupt, interrupts
 from .methods import METHODS, TEMPERATURES, Start
 from .options import Native
 from .problem import Problem
-from .tying import Groups, levels
+from .tying import Groups, levels, tied
 
-INITIAL = (*BASELINES, "random")
+INITIAL = (*BASELINES, "one", "random")  # one: everything on one device of each kind
 TICK = 0.1  # seconds between two calls of `progress`
 
 
@@ -41,6 +41,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Improvement:
+    """A new best strategy, after so many proposals and seconds of one chain. Before one fits, the best is what fits
+    best, and its makespan may rise."""
+
     proposals: int
     seconds: float
     makespan: float
@@ -72,7 +75,7 @@ def search(
     budget: float | None = 30.0,
     proposals: int | None = None,
     seed: int = 0,
-    initial: Sequence[str | Strategy] = INITIAL,
+    initial: str | Strategy | Sequence[str | Strategy] = INITIAL,
     method: str = "soapstone",
     chains: int = 1,
     memory_limit: bool = True,
@@ -88,7 +91,9 @@ def search(
     does not surely fit into a device's memory is never returned unless `memory_limit` is False; SoapstoneError where
     nothing that fits is found.
     """
-    _check(budget, proposals, seed, method, chains, temperature)
+    check_arguments(budget, proposals, seed, method, chains, temperature)
+    if progress is not None and not callable(progress):
+        raise SoapstoneError(f"progress={shortened(progress)} cannot be called; give a function of one Progress")
     tell = progress or (lambda _: None)
     problem = Problem(
         graph,
@@ -99,25 +104,33 @@ def search(
         memory_limit=memory_limit,
         told=lambda share: tell(Progress("asking for costs", share)),
     )
-    starts, groups = _starts(problem, initial), levels(graph)
-    share = Budget(inf if budget is None else budget, NEVER if proposals is None else -(-proposals // chains))
+    groups = levels(graph)
+    starts = _starts(problem, initial, groups)
     walkers = [
-        Chain(problem.chain(f"{seed} {i}"), problem.options, share, seed=f"{seed} {i}", place=i) for i in range(chains)
+        Chain(problem.chain(f"{seed} {i}"), problem.options, each, seed=f"{seed} {i}", place=i)
+        for i, each in enumerate(_budgets(budget, proposals, chains))
     ]
 
     def run(chain: Chain) -> None:
         first = chain.place % len(starts)
         own = [*starts[first:], *starts[:first]]
+        chain.go(own[0](chain, groups[-1]))  # so that there is a best, however short the time
         METHODS[method](chain, groups, own, TEMPERATURES[method] if temperature is None else temperature)
 
-    with in_a_sentence():
-        interrupted = _run_all(run, walkers, tell)
-    return _result(problem, walkers, interrupted)
+    def stop() -> None:
+        for chain in walkers:
+            chain.native.stop()
+
+    with interrupts(stop) as interrupt:
+        _run_all(run, walkers, tell, stop)
+        return _result(problem, walkers, interrupt)
 
 
-def _check(
-    budget: float | None, proposals: int | None, seed: int, method: str, chains: int, temperature: float | None
+def check_arguments(
+    budget: float | None, proposals: int | None, seed: int, method: str, chains: int, temperature: float | None = None
 ) -> None:
+    """Raise SoapstoneError unless a search takes these."""
+
     def refuse(name: str, given: object, wanted: str) -> None:
         raise SoapstoneError(f"{name}={shortened(given)} is not {wanted}")
 
@@ -127,23 +140,34 @@ def _check(
         refuse("budget", budget, "a number of seconds above 0; None means no limit")
     if proposals is not None and not (type(proposals) is int and 0 < proposals < NEVER):
         refuse("proposals", proposals, "a whole number above 0; None means no limit")
-    if type(seed) is not int:
-        refuse("seed", seed, "a whole number")
-    if method not in METHODS:
+    if type(seed) is not int or abs(seed) >= 2**63:
+        refuse("seed", seed, "a whole number of at most 63 bits")
+    if not isinstance(method, str) or method not in METHODS:
         refuse("method", method, f"a way to search; use {' or '.join(METHODS)}")
     if type(chains) is not int or not 0 < chains <= 256:
         refuse("chains", chains, "a whole number from 1 to 256")
-    if temperature is not None and not (
-        type(temperature) in (int, float) and isfinite(temperature) and temperature > 0
-    ):
+    if temperature is not None and not (type(temperature) in (int, float) and 1e-12 <= temperature < inf):
         refuse("temperature", temperature, "a share of the cost; use one such as 5e-4")
 
 
-def _starts(problem: Problem, initial: Sequence[str | Strategy]) -> list[Start]:
+def _budgets(seconds: float | None, proposals: int | None, chains: int) -> list[Budget]:
+    """One for each chain that has anything to spend."""
+    time = inf if seconds is None else seconds
+    if proposals is None:
+        return [Budget(time)] * chains
+    each, more = divmod(proposals, chains)
+    return [Budget(time, each + (number < more)) for number in range(min(chains, proposals))]
+
+
+def _starts(problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups]) -> list[Start]:
     """The initial strategies, the fastest first; random ones come last and are drawn when it is their turn."""
     given: list[list[Native]] = []
     drawn: list[Start] = []
-    for start in [initial] if isinstance(initial, str) else initial:
+    if isinstance(initial, str | Strategy):
+        initial = [initial]
+    if not isinstance(initial, Sequence):
+        raise SoapstoneError(f"initial={shortened(initial)} is no list; use some of {', '.join(INITIAL)}")
+    for start in initial:
         if isinstance(start, Strategy):
             start.check(problem.graph, problem.topology)
             given.append(start.native)
@@ -151,11 +175,16 @@ def _starts(problem: Problem, initial: Sequence[str | Strategy]) -> list[Start]:
             drawn.append(Chain.at_random)
         elif isinstance(start, str) and start in BASELINES:
             given.append(BASELINES[start](problem.graph, problem.topology).native)
+        elif start == "one":
+            given += problem.on_one_device()
         else:
             raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {', '.join(INITIAL)}, or a Strategy")
     if not given and not drawn:
         raise SoapstoneError(f"a search needs an initial strategy; use {', '.join(INITIAL)}, or a Strategy")
     given.sort(key=lambda native: problem.played(native).makespan)
+    for native in given:
+        for groups in levels:
+            problem.ask(tied(native, groups))
     return [*map(_fixed, given), *drawn]
 
 
@@ -166,14 +195,11 @@ def _fixed(native: list[Native]) -> Start:
     return start
 
 
-def _run_all(run: Callable[[Chain], None], chains: list[Chain], tell: Callable[[Progress], None]) -> bool:
-    """Run every chain on a thread of its own. Whether it was interrupted."""
-
-    def stop() -> None:
-        for chain in chains:
-            chain.native.stop()
-
-    with ThreadPoolExecutor(len(chains)) as pool, interrupts(stop) as interrupt:
+def _run_all(
+    run: Callable[[Chain], None], chains: list[Chain], tell: Callable[[Progress], None], stop: Callable[[], None]
+) -> None:
+    """Run every chain on a thread of its own."""
+    with ThreadPoolExecutor(len(chains)) as pool:
         futures = [pool.submit(run, chain) for chain in chains]
         left: set[Future[None]] = set(futures)
         try:
@@ -184,9 +210,9 @@ def _run_all(run: Callable[[Chain], None], chains: list[Chain], tell: Callable[[
             if left:
                 stop()
             wait(futures)
-    for future in futures:
-        future.result()
-    return interrupt.happened
+    with in_a_sentence():
+        for future in futures:
+            future.result()
 
 
 def _progress(chains: list[Chain]) -> Progress:
@@ -196,28 +222,29 @@ def _progress(chains: list[Chain]) -> Progress:
         max(chain.share for chain in chains),
         sum(chain.native.num_proposals for chain in chains),
         max(chain.native.seconds for chain in chains),
-        None if overflow else makespan / 1e9,
+        None if overflow else makespan * 1e-9,
     )
 
 
-def _result(problem: Problem, chains: list[Chain], interrupted: bool) -> SearchResult:
+def _result(problem: Problem, chains: list[Chain], interrupt: Interrupt) -> SearchResult:
     best = min(chains, key=lambda chain: chain.cost)
     if best.native.best_overflow:
         raise SoapstoneError(_too_large(problem, best))
     return SearchResult(
         problem.strategy(best.native.best),
-        best.native.best_makespan / 1e9,
-        tuple(Improvement(count, seconds, ns / 1e9) for count, seconds, ns in best.native.history),
+        best.native.best_makespan * 1e-9,
+        tuple(Improvement(count, seconds, ns * 1e-9) for count, seconds, ns in best.native.history),
         sum(chain.native.num_proposals for chain in chains),
         max(chain.native.seconds for chain in chains),
         *best.locally_optimal,
-        interrupted,
+        interrupt.happened,
     )
 
 
 def _too_large(problem: Problem, best: Chain) -> str:
     bound = problem.played(best.native.best).memory_bound(problem.num_states)
-    over, device = max((int(n) - d.memory, d) for n, d in zip(bound, problem.topology.devices))
+    pairs = [(int(n) - device.memory, device) for n, device in zip(bound, problem.topology.devices)]
+    over, device = max(pairs, key=lambda pair: pair[0])
     needs, has = scaled(device.memory + over, "B"), scaled(device.memory, "B")
     return (
         f"no strategy that was found fits: the closest may need {needs} on {device.name}, which has {has}, "

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .chain import Chain
+from .chain import NEVER, Chain
 from .options import Native
-from .tying import Groups
+from .tying import Groups, tied
 
 # The first temperature is a share of the cost; ours is for all moves together, since one of many matters less.
 TEMPERATURES = {"soapstone": 0.08, "paper": 5e-4}
@@ -21,23 +21,20 @@ COOLING = 10  # the last temperature of a walk is as much lower
 ENOUGH = 0.3  # of all neighbours, tried in vain, end a descent that is not the last
 SHAKES = 8  # times that it walks on from the best, before single ops move
 WALK = 1500  # proposals of a walk, but
-WALKED = 2  # at most this part of all proposals
+WALKED = 0.5  # at most this share of all proposals
+DESCENT = 3  # proposals of the last descent for each neighbour, roughly
 
 Start = Callable[[Chain, Groups], Sequence[Native]]
 
 
 def soapstone(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
-    coarse, *finer = levels
     refined = None
+    if not chain.options.moves(levels[-1]):
+        return chain.polish(levels[-1])
     while not chain.spent():
-        for start in starts:
-            strategy = start(chain, coarse)
-            chain.go(strategy)  # it may be the best before anything is tied
-            _explore(chain, strategy, coarse, temperature)
-        for shake in range(SHAKES):
-            _explore(chain, chain.native.best, coarse, temperature * 2 ** (shake % 4))
+        _scout(chain, levels, starts, temperature)
         if chain.cost != refined:
-            for groups in finer:
+            for groups in levels[1:]:
                 _explore(chain, chain.native.best, groups, temperature)
             chain.polish(levels[-1])
             refined = chain.cost
@@ -45,22 +42,38 @@ def soapstone(chain: Chain, levels: list[Groups], starts: Sequence[Start], tempe
             return
 
 
-def _explore(chain: Chain, strategy: Sequence[Native], groups: Groups, temperature: float) -> None:
-    """A walk that cools down and a descent, from a strategy whose groups are tied first."""
-    if chain.spent():
+def _scout(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
+    """On the coarsest level. It leaves half of the proposals to what follows, where they suffice for that."""
+    most = chain.budget.proposals
+    neighbours = chain.options.num_neighbours(levels[-1])
+    if DESCENT * neighbours <= (most - chain.native.num_proposals) / 2:
+        most -= (most - chain.native.num_proposals) // 2
+    for start in starts:
+        strategy = start(chain, levels[0])
+        if chain.native.num_proposals < most:
+            chain.go(strategy)  # it may be the best before anything is tied
+            _explore(chain, strategy, levels[0], temperature, most)
+    for shake in range(SHAKES):
+        _explore(chain, chain.native.best, levels[0], temperature * 2 ** (shake % 4), most)
+
+
+def _explore(chain: Chain, strategy: Sequence[Native], groups: Groups, temperature: float, most: int = NEVER) -> None:
+    """A walk that cools down and a descent, from a strategy whose groups are tied first, until so many proposals were
+    made in all."""
+    left = most - chain.native.num_proposals
+    if chain.spent() or left <= 0:
         return
-    tied = any(len(group) > 1 for group in groups)
-    moves = chain.options.moves(groups, compact=tied)
+    moves = chain.options.moves(groups, compact=any(len(group) > 1 for group in groups))
     first = temperature / max(len(moves), 1)
-    chain.go_tied(strategy, groups)
-    chain.walk(moves, (first, first / COOLING), proposals=min(WALK, chain.budget.proposals // WALKED))
-    chain.descend(moves, share=ENOUGH)
+    chain.go(tied(strategy, groups))
+    chain.walk(moves, (first, first / COOLING), proposals=min(WALK, int(chain.budget.proposals * WALKED), left))
+    chain.descend(moves, share=ENOUGH, proposals=max(most - chain.native.num_proposals, 0))
 
 
 def paper(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
     ops = levels[-1]
     moves = chain.options.moves(ops)
-    for number, start in enumerate(starts, 1):
+    for number, start in enumerate(starts if moves else [], 1):
         chain.go(start(chain, ops))
         share = number / len(starts)
         chain.walk(moves, (temperature, temperature), scale=chain.native.makespan, share=share, patient=False)

@@ -51,6 +51,9 @@ class Options:
         """Everything that an op may have."""
         return [*self.table(op), *self._own[op].values()]
 
+    def num_neighbours(self, groups: Groups) -> int:
+        return sum(len(self.tables[table]) + len(own) for _, table, own in self.moves(groups))
+
     def moves(self, groups: Groups, *, compact: bool = False) -> list[Move]:
         """One for each group that has a choice; where they are compact, of devices next to one another."""
         found = []

@@ -55,10 +55,19 @@ class Problem:
             bits,
         )
 
-    def played(self, strategy: Sequence[Native]) -> _core.Simulator:
-        """A strategy, simulated."""
+    def ask(self, strategy: Sequence[Native]) -> None:
+        """Make sure that the times of a strategy are known."""
         for index, (degrees, devices) in enumerate(strategy):
             self.times.fill(index, degrees, devices)
+
+    def on_one_device(self) -> list[list[Native]]:
+        """For each kind of device, the strategy that puts all on the first of it."""
+        kinds = self.times.kinds
+        return [[([1] * len(op.dims), [kinds.index(kind)]) for op in self.graph.ops] for kind in sorted(set(kinds))]
+
+    def played(self, strategy: Sequence[Native]) -> _core.Simulator:
+        """A strategy, simulated."""
+        self.ask(strategy)
         simulator = _core.Simulator(self.graph.native, self.machine, self.times.native)
         with in_a_sentence():
             simulator.begin(list(strategy))

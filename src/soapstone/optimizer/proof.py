@@ -40,6 +40,7 @@ class Proof:
     root_bound: float  # of every strategy's makespan, from below, before anything is configured
     log10_size: float
     seconds: float
+    interrupted: bool
 
     @property
     def root_gap(self) -> float:
@@ -48,9 +49,11 @@ class Proof:
 
 @dataclass(frozen=True)
 class ProofProgress:
+    """How far a proof is; the best makespan is in seconds, None before there is one."""
+
     share: float  # of the pairs of choices for the first two ops
     seconds: float
-    makespan: float
+    makespan: float | None
 
 
 def exhaustive(
@@ -72,33 +75,32 @@ def exhaustive(
         raise SoapstoneError(f"budget={shortened(budget)} is not a number of seconds above 0; None means no limit")
     if threads is not None and not (type(threads) is int and 0 < threads <= 256):
         raise SoapstoneError(f"threads={shortened(threads)} is not a whole number from 1 to 256")
-    begun = monotonic()
+    if first is not None and not isinstance(first, Strategy):
+        raise SoapstoneError(f"first={shortened(first)} is not a Strategy; None begins with what a short search finds")
+    begun, end = monotonic(), inf if budget is None else monotonic() + budget
     problem = Problem(graph, topology, costs=costs, optimizer=optimizer, bucket_bytes=bucket_bytes)
     _refuse_giants(problem)
+    stopped = False
     if first is None:
-        first = search(
-            graph,
-            topology,
-            costs=costs,
-            budget=2.0,
-            memory_limit=False,
-            optimizer=optimizer,
-            bucket_bytes=bucket_bytes,
-        ).strategy
+        training = {"costs": costs, "optimizer": optimizer, "bucket_bytes": bucket_bytes}
+        short = search(graph, topology, budget=min(2.0, budget or inf), memory_limit=False, **training)  # type: ignore[arg-type]
+        first, stopped = short.strategy, short.interrupted
     first.check(graph, topology)
-    problem.played(first.native)  # so that its times are known
+    problem.ask(first.native)
     tables = [problem.options.all_of(index) for index in range(len(graph.ops))]
     native = _core.Exhaustive(graph.native, problem.machine, problem.times.native, tables)
-    proved = _run(native, first, threads or os.cpu_count() or 1, budget, progress or (lambda _: None))
+    left = 0.0 if stopped else max(end - monotonic(), 0.0)
+    proved, interrupted = _run(native, first, threads or os.cpu_count() or 1, left, progress or (lambda _: None))
     return Proof(
         problem.strategy(native.best),
-        native.makespan / 1e9,
+        native.makespan * 1e-9,
         proved,
         native.num_nodes,
         native.num_simulated,
-        native.root_bound / 1e9,
+        native.root_bound * 1e-9,
         problem.space.log10_size,
         monotonic() - begun,
+        stopped or interrupted,
     )
 
 
@@ -106,21 +108,23 @@ def _run(
     native: _core.Exhaustive,
     first: Strategy,
     threads: int,
-    budget: float | None,
+    seconds: float,
     tell: Callable[[ProofProgress], None],
-) -> bool:
+) -> tuple[bool, bool]:
+    """Whether it is proved, and whether somebody interrupted it."""
     begun = monotonic()
-    with ThreadPoolExecutor(1) as pool, interrupts(native.stop):
-        future = pool.submit(native.run, first.native, threads, 1e18 if budget is None else float(budget))
+    with ThreadPoolExecutor(1) as pool, interrupts(native.stop) as interrupt:
+        future = pool.submit(native.run, first.native, threads, min(seconds, 1e18))
         try:
             while not wait([future], TICK).done:
-                tell(ProofProgress(native.share, monotonic() - begun, native.makespan / 1e9))
+                best = native.makespan * 1e-9 if native.makespan < 2**62 else None
+                tell(ProofProgress(native.share, monotonic() - begun, best))
         finally:
             if not future.done():
                 native.stop()
             wait([future])
     with in_a_sentence():
-        return future.result()
+        return future.result(), interrupt.happened
 
 
 def _refuse_giants(problem: Problem) -> None:

@@ -8,17 +8,28 @@ the finest. Every group of a level lies inside one group of a coarser one, but f
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
 
 from ..graph import Op, OperatorGraph
 
 Groups = list[list[int]]
+T = TypeVar("T")
 
 
 def levels(graph: OperatorGraph) -> list[Groups]:
     """From the coarsest to single ops, without levels that tie no more than the next."""
     found = [_blocks(graph), _layers(graph), [[i] for i in range(len(graph.ops))]]
     return [groups for groups, finer in zip(found, [*found[1:], None]) if finer is None or len(groups) < len(finer)]
+
+
+def tied(strategy: Sequence[T], groups: Groups) -> list[T]:
+    """A strategy with every op configured like the first of its group."""
+    result = list(strategy)
+    for group in groups:
+        for op in group:
+            result[op] = strategy[group[0]]
+    return result
 
 
 def _layers(graph: OperatorGraph) -> Groups:
