@@ -5,172 +5,29 @@
 #include <cmath>
 #include <exception>
 #include <map>
-#include <span>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
 #include "needs.hpp"
-#include "sorting.hpp"
 
 namespace soapstone {
 
 namespace {
 
-constexpr int64_t never = -(int64_t{1} << 60);  // no path
-
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-int64_t longest(const std::vector<Hold>& holds, int64_t latency) {
-  int64_t hold = 0;
-  for (const auto& each : holds) hold = std::max(hold, each.duration);
-  return std::max<int64_t>(hold + latency, 1);
-}
-
-// From when each part can begin to when its output is whole.
-template <typename Option>
-void go_forward(const Option& option, const std::vector<int64_t>& ready, std::vector<int64_t>& done) {
-  done.resize(ready.size());
-  for (size_t p = 0; p < ready.size(); ++p) done[p] = ready[p] + option.forward[p];
-  for (size_t g = 0; g < option.groups.size(); ++g) {
-    int64_t latest = never;
-    for (const int32_t p : option.groups[g]) latest = std::max(latest, done[p]);
-    for (const int32_t p : option.groups[g]) done[p] = latest + option.combine[g] + option.finish_forward[p];
-  }
-}
-
-// From when each part's gradient has come to the end of its backward.
-template <typename Option>
-void go_backward(const Option& option, const std::vector<int64_t>& ready, std::vector<int64_t>& done) {
-  done = ready;
-  for (size_t g = 0; g < option.groups.size(); ++g) {
-    int64_t latest = never;
-    for (const int32_t p : option.groups[g]) latest = std::max(latest, ready[p] + option.finish_backward[p]);
-    for (const int32_t p : option.groups[g]) done[p] = latest + option.combine[g];
-  }
-  for (size_t p = 0; p < done.size(); ++p) done[p] += option.backward[p];
-}
-
-// The other way round: what follows a part's gradient, from what follows its backward.
-template <typename Option>
-void what_follows(const Option& option, const std::vector<int64_t>& after, std::vector<int64_t>& follows) {
-  follows.resize(after.size());
-  for (size_t p = 0; p < after.size(); ++p) follows[p] = after[p] + option.backward[p];
-  for (size_t g = 0; g < option.groups.size(); ++g) {
-    int64_t most = never;
-    for (const int32_t p : option.groups[g]) most = std::max(most, follows[p]);
-    for (const int32_t p : option.groups[g]) follows[p] = most + option.combine[g] + option.finish_backward[p];
-  }
-}
-
 }  // namespace
-
-// What an op's parts take, and what they have to do with one another and with parameters.
-class OptionMaker {
- public:
-  OptionMaker(const Graph& graph, const Machine& machine, const Times& times, const std::vector<int32_t>& parameters)
-      : graph_(graph), machine_(machine), times_(times), parameters_(parameters), layouts_(graph) {}
-
-  Exhaustive::Option make(int32_t op, const Configuration& configuration) {
-    layout_ = layouts_.of(op, configuration.degrees);
-    Exhaustive::Option option;
-    option.configuration = configuration;
-    option.groups = layout_->groups;
-    option.sync.assign(layout_->num_parts, 0);
-    option.updates.assign(layout_->num_parts, false);
-    add_times(op, option);
-    for (size_t g = 0; g < layout_->groups.size(); ++g)
-      option.combine.push_back(all_reduce(devices_of(configuration, layout_->groups[g]), layout_->combine_bytes[g]));
-    for (size_t input = 0; graph_.ops[op].backward && input < graph_.ops[op].inputs.size(); ++input)
-      add_parameter(graph_.ops[op].inputs[input].tensor, layout_->inputs[input], option);
-    return option;
-  }
-
- private:
-  static std::vector<int32_t> devices_of(const Configuration& configuration, std::span<const int32_t> parts) {
-    std::vector<int32_t> devices;
-    for (const int32_t part : parts) devices.push_back(configuration.devices[part]);
-    sort_unique(devices);
-    return devices;
-  }
-
-  int64_t all_reduce(const std::vector<int32_t>& devices, int64_t bytes) const {
-    std::vector<Hold> holds;
-    const int64_t latency = machine_.topology.all_reduce(devices, bytes, holds);
-    return longest(holds, latency);
-  }
-
-  void add_times(int32_t op, Exhaustive::Option& option) const {
-    const auto& [degrees, devices] = option.configuration;
-    const bool back = graph_.ops[op].backward, finishes = layout_->combines && graph_.ops[op].combine.finish;
-    const auto at_least_1 = [](int64_t ns) { return std::max<int64_t>(ns, 1); };
-    std::map<int32_t, int64_t> work;
-    for (int32_t part = 0; part < layout_->num_parts; ++part) {
-      const auto& times = times_.of(op, degrees, machine_.kinds[devices[part]])[layout_->extents.of_part[part]];
-      const auto first = devices.begin() + part / layout_->copies * layout_->copies;
-      const bool ends = finishes && std::find(first, devices.end(), devices[part]) == devices.begin() + part;
-      option.forward.push_back(at_least_1(times.forward));
-      option.backward.push_back(back ? at_least_1(times.backward) : 0);
-      option.finish_forward.push_back(ends ? at_least_1(times.finish_forward) : 0);
-      option.finish_backward.push_back(ends && back ? at_least_1(times.finish_backward) : 0);
-      work[devices[part]] +=
-          option.forward.back() + option.backward.back() + option.finish_forward.back() + option.finish_backward.back();
-    }
-    option.work.assign(work.begin(), work.end());
-  }
-
-  // Boxes that meet are cut into pieces, of which nothing is said here.
-  static bool are_disjoint(const Share& share) {
-    for (size_t i = 0; i < share.boxes.size(); ++i)
-      for (size_t j = 0; j < i; ++j)
-        for (const auto& one : share.boxes[i])
-          for (const auto& other : share.boxes[j])
-            if (intersect(one, other)) return false;
-    return true;
-  }
-
-  void add_parameter(int32_t tensor, const Share& share, Exhaustive::Option& option) const {
-    if (parameters_[tensor] < 0) return;
-    const bool disjoint = are_disjoint(share);
-    const bool alone = disjoint && graph_.tensors[tensor].readers.size() == 1 && machine_.bucket_bytes == 0;
-    std::map<int32_t, int64_t> held;
-    int64_t read = 0;
-    for (size_t box = 0; box < share.boxes.size(); ++box) {
-      int64_t count = 0;
-      for (const auto& each : share.boxes[box]) count += volume(each);
-      const std::span parts(share.parts.data() + share.begin[box], share.begin[box + 1] - share.begin[box]);
-      const auto devices = devices_of(option.configuration, parts);
-      for (const int32_t part : parts) option.updates[part] = option.updates[part] || count > 0;
-      read = disjoint ? read + count : std::max(read, count);
-      for (const int32_t device : devices)
-        held[device] = disjoint ? held[device] + count : std::max(held[device], count);
-      if (!alone || devices.size() < 2) continue;
-      const int64_t sync = all_reduce(devices, count * graph_.tensors[tensor].item_size);
-      for (const int32_t part : parts) option.sync[part] = std::max(option.sync[part], sync);
-    }
-    for (const auto& [device, count] : held) option.elements.push_back({parameters_[tensor], device, count});
-    auto& most = option.read[parameters_[tensor]];
-    most = std::max(most, read);
-  }
-
-  const Graph& graph_;
-  const Machine& machine_;
-  const Times& times_;
-  const std::vector<int32_t>& parameters_;  // by tensor: the number of a trained parameter, or -1
-  Layouts layouts_;
-  std::shared_ptr<const Layout> layout_;
-};
 
 struct Exhaustive::State {
   explicit State(size_t num_ops)
       : choice(num_ops), done(num_ops), follows(num_ops), work(num_ops), elements(num_ops), order(num_ops) {}
 
-  std::vector<int32_t> choice;                 // by op
-  std::vector<Column> done, follows;           // by op: R and D
-  std::vector<std::vector<int64_t>> work;      // by op: of each device, for all ops up to it
-  std::vector<std::vector<int64_t>> elements;  // likewise: of each parameter on each device
-  std::vector<std::vector<std::pair<int64_t, int32_t>>>
-      order;  // by op: options that are worth a look, best bound first
+  std::vector<int32_t> choice;                                  // by op
+  std::vector<Column> done, follows;                            // by op: R and D
+  std::vector<std::vector<int64_t>> work;                       // by op: of each device, for all ops up to it
+  std::vector<std::vector<int64_t>> elements;                   // likewise: of each parameter on each device
+  std::vector<std::vector<std::pair<int64_t, int32_t>>> order;  // by op: (bound, option) of what is worth a look
   Column ready, after;
   std::unique_ptr<Simulator> simulator;
   int64_t num_nodes = 0;
@@ -178,23 +35,23 @@ struct Exhaustive::State {
 
 Exhaustive::Exhaustive(const Graph& graph, const Machine& machine, const Times& times,
                        const std::vector<std::vector<Configuration>>& options)
-    : graph_(graph), machine_(machine), times_(times), options_(graph.ops.size()) {
+    : graph_(graph), machine_(machine), times_(times), choices_(graph.ops.size()) {
   if (options.size() != graph.ops.size()) throw std::invalid_argument("every op needs its options");
   std::vector<int32_t> parameters(graph.tensors.size(), -1);
   int32_t num_parameters = 0;
   for (size_t i = 0; i < graph.tensors.size(); ++i)
     if (graph.tensors[i].source == Source::parameter && graph.tensors[i].grad) parameters[i] = num_parameters++;
-  OptionMaker maker(graph, machine_, times, parameters);
+  ChoiceMaker maker(graph, machine_, times, parameters);
   for (size_t op = 0; op < options.size(); ++op) {
     if (options[op].empty()) throw std::invalid_argument("an op has no options");
     for (const auto& configuration : options[op])
-      options_[op].push_back(maker.make(static_cast<int32_t>(op), configuration));
+      choices_[op].push_back(maker.make(static_cast<int32_t>(op), configuration));
   }
   make_edges();
   make_turnarounds();
   make_rest(num_parameters);
-  for (int32_t a = 0; a < static_cast<int32_t>(options_[0].size()); ++a)
-    for (int32_t b = 0; b < (options_.size() > 1 ? static_cast<int32_t>(options_[1].size()) : 1); ++b)
+  for (int32_t a = 0; a < static_cast<int32_t>(choices_[0].size()); ++a)
+    for (int32_t b = 0; b < (choices_.size() > 1 ? static_cast<int32_t>(choices_[1].size()) : 1); ++b)
       jobs_.push_back({a, b});
 }
 
@@ -210,7 +67,7 @@ void Exhaustive::make_edges() {
       const auto [at, fresh] = known.try_emplace({maker, reader}, static_cast<int32_t>(edges_.size()));
       if (fresh) {
         edges_.push_back({maker, reader, {}});
-        edges_.back().hops.assign(options_[maker].size(), std::vector<std::vector<Hop>>(options_[reader].size()));
+        edges_.back().hops.assign(choices_[maker].size(), std::vector<std::vector<Hop>>(choices_[reader].size()));
         edges_from_[maker].push_back(at->second);
         edges_to_[reader].push_back(at->second);
       }
@@ -219,7 +76,7 @@ void Exhaustive::make_edges() {
       for (size_t a = 0; a < hops.size(); ++a)
         for (size_t b = 0; b < hops[a].size(); ++b)
           for (const auto& need : needs_of(layouts, graph_, static_cast<int32_t>(t), static_cast<int32_t>(r),
-                                           options_[maker][a].configuration, options_[reader][b].configuration)) {
+                                           choices_[maker][a].configuration, choices_[reader][b].configuration)) {
             const int64_t bytes = volume(need.hull) * tensor.item_size;
             const int64_t there = message(need.source, need.device, bytes);
             const int64_t back = returns ? message(need.device, need.source, bytes) : never;
@@ -234,11 +91,11 @@ int64_t Exhaustive::message(int32_t from, int32_t to, int64_t bytes) const {
   if (from == to) return 0;
   std::vector<Hold> holds;
   const int64_t latency = machine_.topology.transfer(from, to, bytes, holds);
-  return longest(holds, latency);
+  return time_of(holds, latency);
 }
 
 // From a part's output, through a reader, back to a part's gradient.
-Exhaustive::Matrix Exhaustive::around(size_t num_parts, const Option& reader, const std::vector<Hop>& hops) const {
+Matrix Exhaustive::around(size_t num_parts, const Choice& reader, const std::vector<Hop>& hops) const {
   Matrix matrix(num_parts, Column(num_parts, never));
   Column ready, made, given, done;
   for (size_t p = 0; p < num_parts; ++p) {
@@ -258,14 +115,14 @@ Exhaustive::Matrix Exhaustive::around(size_t num_parts, const Option& reader, co
 
 void Exhaustive::make_turnarounds() {
   for (auto op = static_cast<int32_t>(graph_.ops.size()); op-- > 0;)
-    for (size_t c = 0; c < options_[op].size(); ++c) {
-      auto& option = options_[op][c];
+    for (size_t c = 0; c < choices_[op].size(); ++c) {
+      auto& option = choices_[op][c];
       const size_t count = option.forward.size();
       option.turnaround.assign(count, Column(count, never));
       for (size_t p = 0; graph_.ops[op].backward && p < count; ++p) option.turnaround[p][p] = 0;
       for (const int32_t e : edges_from_[op]) {
         Matrix least(count, Column(count, INT64_MAX));
-        const auto& readers = options_[edges_[e].reader];
+        const auto& readers = choices_[edges_[e].reader];
         for (size_t r = 0; r < readers.size(); ++r) {
           const Matrix times = around(count, readers[r], edges_[e].hops[c][r]);
           for (size_t p = 0; p < count; ++p)
@@ -279,7 +136,7 @@ void Exhaustive::make_turnarounds() {
 
 void Exhaustive::make_rest(size_t num_parameters) {
   least_elements_.assign(num_parameters, 0);
-  for (const auto& options : options_) {
+  for (const auto& options : choices_) {
     std::map<int32_t, int64_t> least = options[0].read;
     for (const auto& option : options)
       for (auto& [parameter, count] : least) {
@@ -292,7 +149,7 @@ void Exhaustive::make_rest(size_t num_parameters) {
   rest_.assign(graph_.ops.size() + 1, 0);
   for (size_t op = graph_.ops.size(); op-- > 0;) {
     int64_t least = INT64_MAX;
-    for (const auto& option : options_[op]) {
+    for (const auto& option : choices_[op]) {
       int64_t work = 0;
       for (const auto& [device, nanoseconds] : option.work) work += nanoseconds;
       least = std::min(least, work);
@@ -317,7 +174,7 @@ int64_t Exhaustive::update_time(const State& state, int32_t op, int32_t device) 
 
 // Configures an op behind those before it and returns a bound of every completion.
 int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
-  const Option& option = options_[op][choice];
+  const Choice& option = choices_[op][choice];
   const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
   const size_t count = option.forward.size();
   state.choice[op] = choice;
@@ -375,7 +232,7 @@ int64_t Exhaustive::bound_of_paths(const State& state, int32_t op) const {
   int64_t longest = 0;
   for (int32_t i = 0; i <= op; ++i) {
     if (last_reader_[i] <= op && last_reader_[i] != i) continue;  // its readers' paths are as long
-    const auto& turnaround = options_[i][state.choice[i]].turnaround;
+    const auto& turnaround = choices_[i][state.choice[i]].turnaround;
     for (size_t p = 0; p < turnaround.size(); ++p) {
       longest = std::max(longest, state.done[i][p]);
       for (size_t q = 0; q < turnaround.size(); ++q)
@@ -397,7 +254,7 @@ void Exhaustive::descend(State& state, int32_t op) {
   if (op == static_cast<int32_t>(graph_.ops.size())) return simulate(state);
   auto& order = state.order[op];
   order.clear();
-  for (int32_t choice = 0; choice < static_cast<int32_t>(options_[op].size()); ++choice) {
+  for (int32_t choice = 0; choice < static_cast<int32_t>(choices_[op].size()); ++choice) {
     const int64_t bound = place(state, op, choice);
     if (++state.num_nodes % 4096 == 0 && now() > deadline_) stopped_ = true;
     if (bound < best_makespan_) order.emplace_back(bound, choice);
@@ -414,7 +271,7 @@ void Exhaustive::simulate(State& state) {
   ++num_simulated_;
   std::vector<std::pair<int32_t, Configuration>> changes;
   for (int32_t op = 0; op < static_cast<int32_t>(state.choice.size()); ++op) {
-    const auto& configuration = options_[op][state.choice[op]].configuration;
+    const auto& configuration = choices_[op][state.choice[op]].configuration;
     if (state.simulator->graph.ops[op].configuration != configuration) changes.emplace_back(op, configuration);
   }
   const auto makespan = state.simulator->propose(changes, best_makespan_ - 1, Method::resume);
@@ -423,7 +280,7 @@ void Exhaustive::simulate(State& state) {
   const std::lock_guard lock(mutex_);
   if (*makespan >= best_makespan_) return;
   best_makespan_ = *makespan;
-  for (size_t op = 0; op < best_.size(); ++op) best_[op] = options_[op][state.choice[op]].configuration;
+  for (size_t op = 0; op < best_.size(); ++op) best_[op] = choices_[op][state.choice[op]].configuration;
 }
 
 bool Exhaustive::run(const std::vector<Configuration>& first, int32_t num_threads, double seconds) {
@@ -435,7 +292,7 @@ bool Exhaustive::run(const std::vector<Configuration>& first, int32_t num_thread
   }
   State root(graph_.ops.size());
   root_bound_ = INT64_MAX;
-  for (int32_t a = 0; a < static_cast<int32_t>(options_[0].size()); ++a)
+  for (int32_t a = 0; a < static_cast<int32_t>(choices_[0].size()); ++a)
     root_bound_ = std::min(root_bound_, place(root, 0, a));
   next_job_ = num_nodes_ = num_simulated_ = num_done_ = 0;
   stopped_ = false;

@@ -13,9 +13,9 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <mutex>
 
+#include "choices.hpp"
 #include "simulator.hpp"
 
 namespace soapstone {
@@ -39,26 +39,6 @@ class Exhaustive {
   const std::vector<Configuration>& best() const { return best_; }
 
  private:
-  friend class OptionMaker;
-  using Column = std::vector<int64_t>;  // by part
-  using Matrix = std::vector<Column>;
-
-  struct Elements {
-    int32_t parameter, device;
-    int64_t count;
-  };
-  struct Option {
-    Configuration configuration;
-    Column forward, backward, finish_forward, finish_backward;
-    std::vector<std::vector<int32_t>> groups;       // of parts that combine
-    Column combine;                                 // by group
-    Column sync;                                    // by part: the sum of its gradients, where no other op has a share
-    std::vector<std::pair<int32_t, int64_t>> work;  // by device
-    std::vector<Elements> elements;                 // of parameters that are updated
-    std::vector<bool> updates;                      // by part: some update waits for its gradients
-    std::map<int32_t, int64_t> read;                // by parameter: elements that its parts read, or fewer
-    Matrix turnaround;
-  };
   struct Hop {  // from a part of the maker to one of the reader, and back; no path where no gradient returns
     int32_t from, to;
     int64_t forward, backward;
@@ -73,7 +53,7 @@ class Exhaustive {
   void make_turnarounds();
   void make_rest(size_t num_parameters);
   int64_t message(int32_t from, int32_t to, int64_t bytes) const;
-  Matrix around(size_t num_parts, const Option& reader, const std::vector<Hop>& hops) const;
+  Matrix around(size_t num_parts, const Choice& reader, const std::vector<Hop>& hops) const;
   int64_t update_time(const State&, int32_t op, int32_t device) const;
   int64_t place(State&, int32_t op, int32_t choice) const;
   int64_t bound_of_work(const State&, int32_t op) const;
@@ -85,7 +65,7 @@ class Exhaustive {
   const Graph& graph_;
   const Machine machine_;
   const Times& times_;
-  std::vector<std::vector<Option>> options_;  // by op
+  std::vector<std::vector<Choice>> choices_;  // by op
   std::vector<Edge> edges_;
   std::vector<std::vector<int32_t>> edges_to_, edges_from_;  // by op
   std::vector<int32_t> last_reader_;                         // by op; the op itself where nobody reads it
