@@ -51,6 +51,14 @@ class Chain:
     def spent(self) -> bool:
         return self.native.is_stopped or self.share >= 1
 
+    def should_turn_to(self, proposals: int) -> bool:
+        """Whether half of the budget is gone and the rest suffices for so many proposals. Where only time limits them,
+        the rate so far tells."""
+        made, most = self.native.num_proposals, self.budget.proposals
+        if most == NEVER:
+            most = int(made * min(self.budget.seconds / self.native.seconds, 1e9))
+        return made >= most / 2 and made + proposals <= most
+
     def stalls(self) -> bool:
         """Whether half of the budget brought no improvement."""
         proposals, seconds, _ = self.native.history[-1]
@@ -85,10 +93,10 @@ class Chain:
         patience = (NEVER, inf) if patient else (max(1, self.budget.proposals // 2), self.budget.seconds / 2)
         self.native.walk(moves, first, last, not scale, (*self._ends(proposals, share), *patience))
 
-    def descend(self, moves: list[Move], *, share: float = 1.0, proposals: int = NEVER) -> bool:
+    def descend(self, moves: list[Move], *, share: float = 1.0) -> bool:
         """Take improvements until this share of all neighbours was tried in vain, one after the other. Whether it came
         to that before the budget was spent."""
-        return self.native.descend(moves, (*self._ends(proposals, 1.0), NEVER, inf), share)
+        return self.native.descend(moves, (*self._ends(NEVER, 1.0), NEVER, inf), share)
 
     def polish(self, ops: Groups) -> None:
         """Descend from the best strategy over the whole space."""

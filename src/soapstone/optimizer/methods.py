@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .chain import NEVER, Chain
+from .chain import Chain
 from .options import Native
 from .tying import Groups, tied
 
@@ -43,31 +43,27 @@ def soapstone(chain: Chain, levels: list[Groups], starts: Sequence[Start], tempe
 
 
 def _scout(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
-    """On the coarsest level. It leaves half of the proposals to what follows, where they suffice for that."""
-    most = chain.budget.proposals
-    neighbours = chain.options.num_neighbours(levels[-1])
-    if DESCENT * neighbours <= (most - chain.native.num_proposals) / 2:
-        most -= (most - chain.native.num_proposals) // 2
+    """On the coarsest level. It leaves half of the budget to what follows, where that suffices for it."""
+    coarse, refining = levels[0], DESCENT * chain.options.num_neighbours(levels[-1])
     for start in starts:
-        strategy = start(chain, levels[0])
-        if chain.native.num_proposals < most:
+        if not chain.should_turn_to(refining):
+            strategy = start(chain, coarse)
             chain.go(strategy)  # it may be the best before anything is tied
-            _explore(chain, strategy, levels[0], temperature, most)
+            _explore(chain, strategy, coarse, temperature)
     for shake in range(SHAKES):
-        _explore(chain, chain.native.best, levels[0], temperature * 2 ** (shake % 4), most)
+        if not chain.should_turn_to(refining):
+            _explore(chain, chain.native.best, coarse, temperature * 2 ** (shake % 4))
 
 
-def _explore(chain: Chain, strategy: Sequence[Native], groups: Groups, temperature: float, most: int = NEVER) -> None:
-    """A walk that cools down and a descent, from a strategy whose groups are tied first, until so many proposals were
-    made in all."""
-    left = most - chain.native.num_proposals
-    if chain.spent() or left <= 0:
+def _explore(chain: Chain, strategy: Sequence[Native], groups: Groups, temperature: float) -> None:
+    """A walk that cools down and a descent, from a strategy whose groups are tied first."""
+    if chain.spent():
         return
     moves = chain.options.moves(groups, compact=any(len(group) > 1 for group in groups))
     first = temperature / max(len(moves), 1)
     chain.go(tied(strategy, groups))
-    chain.walk(moves, (first, first / COOLING), proposals=min(WALK, int(chain.budget.proposals * WALKED), left))
-    chain.descend(moves, share=ENOUGH, proposals=max(most - chain.native.num_proposals, 0))
+    chain.walk(moves, (first, first / COOLING), proposals=min(WALK, int(chain.budget.proposals * WALKED)))
+    chain.descend(moves, share=ENOUGH)
 
 
 def paper(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
