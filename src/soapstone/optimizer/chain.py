@@ -51,13 +51,13 @@ class Chain:
     def spent(self) -> bool:
         return self.native.is_stopped or self.share >= 1
 
-    def should_turn_to(self, proposals: int) -> bool:
-        """Whether half of the budget is gone and the rest suffices for so many proposals. Where only time limits them,
-        the rate so far tells."""
+    def suffices_for(self, proposals: int) -> bool:
+        """Whether the rest of the budget does for so many proposals. Where only time limits them, the rate so far
+        tells."""
         made, most = self.native.num_proposals, self.budget.proposals
         if most == NEVER:
             most = int(made * min(self.budget.seconds / self.native.seconds, 1e9))
-        return made >= most / 2 and made + proposals <= most
+        return made + proposals <= most
 
     def stalls(self) -> bool:
         """Whether half of the budget brought no improvement."""

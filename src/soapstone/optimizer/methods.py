@@ -31,27 +31,33 @@ def soapstone(chain: Chain, levels: list[Groups], starts: Sequence[Start], tempe
     refined = None
     if not chain.options.moves(levels[-1]):
         return chain.polish(levels[-1])
+    refining = DESCENT * chain.options.num_neighbours(levels[-1])
     while not chain.spent():
-        _scout(chain, levels, starts, temperature)
+        _scout(chain, levels[0], starts, temperature, refining)
         if chain.cost != refined:
             for groups in levels[1:]:
                 _explore(chain, chain.native.best, groups, temperature)
             chain.polish(levels[-1])
             refined = chain.cost
-        if chain.stalls():
+        if chain.stalls() or (chain.locally_optimal[0] == "yes" and not chain.suffices_for(refining)):
             return
 
 
-def _scout(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
-    """On the coarsest level. It leaves half of the budget to what follows, where that suffices for it."""
-    coarse, refining = levels[0], DESCENT * chain.options.num_neighbours(levels[-1])
+def _scout(chain: Chain, coarse: Groups, starts: Sequence[Start], temperature: float, refining: int) -> None:
+    """On the coarsest level. It leaves half of what is left of the budget to refining, where the rest suffices for
+    that."""
+    half = (1 + chain.share) / 2
+
+    def is_time() -> bool:
+        return chain.share >= half and chain.suffices_for(refining)
+
     for start in starts:
-        if not chain.should_turn_to(refining):
+        if not is_time():
             strategy = start(chain, coarse)
             chain.go(strategy)  # it may be the best before anything is tied
             _explore(chain, strategy, coarse, temperature)
     for shake in range(SHAKES):
-        if not chain.should_turn_to(refining):
+        if not is_time():
             _explore(chain, chain.native.best, coarse, temperature * 2 ** (shake % 4))
 
 
