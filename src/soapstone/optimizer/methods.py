@@ -22,7 +22,7 @@ ENOUGH = 0.3  # of all neighbours, tried in vain, end a descent that is not the 
 SHAKES = 8  # times that it walks on from the best, before single ops move
 WALK = 1500  # proposals of a walk, but
 WALKED = 0.5  # at most this share of all proposals
-DESCENT = 3  # proposals of the last descent for each neighbour, roughly
+AGAIN = 3  # proposals for each neighbour that it takes to refine once more, roughly
 
 Start = Callable[[Chain, Groups], Sequence[Native]]
 
@@ -31,25 +31,25 @@ def soapstone(chain: Chain, levels: list[Groups], starts: Sequence[Start], tempe
     refined = None
     if not chain.options.moves(levels[-1]):
         return chain.polish(levels[-1])
-    refining = DESCENT * chain.options.num_neighbours(levels[-1])
+    neighbours = chain.options.num_neighbours(levels[-1])
     while not chain.spent():
-        _scout(chain, levels[0], starts, temperature, refining)
+        _scout(chain, levels[0], starts, temperature, neighbours)
         if chain.cost != refined:
             for groups in levels[1:]:
                 _explore(chain, chain.native.best, groups, temperature)
             chain.polish(levels[-1])
             refined = chain.cost
-        if chain.stalls() or (chain.locally_optimal[0] == "yes" and not chain.suffices_for(refining)):
+        if chain.stalls() or (chain.locally_optimal[0] == "yes" and not chain.suffices_for(AGAIN * neighbours)):
             return
 
 
-def _scout(chain: Chain, coarse: Groups, starts: Sequence[Start], temperature: float, refining: int) -> None:
-    """On the coarsest level. It leaves half of what is left of the budget to refining, where the rest suffices for
-    that."""
-    half = (1 + chain.share) / 2
+def _scout(chain: Chain, coarse: Groups, starts: Sequence[Start], temperature: float, neighbours: int) -> None:
+    """On the coarsest level. It takes a third of what is left of the budget, and all of it where the rest would not do
+    to look at every neighbour."""
+    third = chain.share + (1 - chain.share) / 3
 
     def is_time() -> bool:
-        return chain.share >= half and chain.suffices_for(refining)
+        return chain.share >= third and chain.suffices_for(neighbours)
 
     for start in starts:
         if not is_time():
