@@ -22,24 +22,25 @@ ENOUGH = 0.3  # of all neighbours, tried in vain, end a descent that is not the 
 SHAKES = 8  # times that it walks on from the best, before single ops move
 WALK = 1500  # proposals of a walk, but
 WALKED = 0.5  # at most this share of all proposals
-AGAIN = 3  # proposals for each neighbour that it takes to refine once more, roughly
+AGAIN = 3  # times what refining took must be left to begin anew, so that it ends refined
 
 Start = Callable[[Chain, Groups], Sequence[Native]]
 
 
 def soapstone(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
-    refined = None
+    refined, took = None, 0
     if not chain.options.moves(levels[-1]):
         return chain.polish(levels[-1])
     neighbours = chain.options.num_neighbours(levels[-1])
     while not chain.spent():
         _scout(chain, levels[0], starts, temperature, neighbours)
         if chain.cost != refined:
+            before = chain.native.num_proposals
             for groups in levels[1:]:
                 _explore(chain, chain.native.best, groups, temperature)
             chain.polish(levels[-1])
-            refined = chain.cost
-        if chain.stalls() or (chain.locally_optimal[0] == "yes" and not chain.suffices_for(AGAIN * neighbours)):
+            refined, took = chain.cost, chain.native.num_proposals - before
+        if chain.stalls() or (chain.locally_optimal[0] == "yes" and not chain.suffices_for(AGAIN * took)):
             return
 
 
