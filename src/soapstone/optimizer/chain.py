@@ -32,7 +32,7 @@ class Chain:
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Of the best strategy: bytes that do not fit, then the makespan."""
+        """Of the best strategy: how far it is from fitting, then the makespan."""
         return self.native.best_overflow, self.native.best_makespan
 
     @property
