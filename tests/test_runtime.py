@@ -114,10 +114,24 @@ def test_different_initial_weights_are_found() -> None:
         work = CASES["mlp"].workload()
         with torch.no_grad():
             next(work.model.parameters()).add_(rank)
-        parallel_on("mlp", rank, transport, work=work)
+        parallel_on("mlp", rank, transport, work=work, weights="verify")
 
     for message in messages(2, act):
         assert "ranks 0 and 1 disagree on the initial weights" in message
+
+
+def test_every_rank_gets_the_weights_of_rank_0() -> None:
+    wanted = CASES["cnn"].workload().model.state_dict()
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        work = CASES["cnn"].workload()
+        with torch.no_grad():
+            for tensor in work.model.state_dict().values():
+                tensor.add_(rank)
+        state = parallel_on("cnn", rank, transport, work=work).state_dict()
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+    ss.run_threads(2, act, strict=True)
 
 
 BAD_BATCHES: dict[str, tuple[str, Callable[[tuple[torch.Tensor, torch.Tensor]], tuple[Any, ...]], str]] = {
@@ -425,7 +439,7 @@ def test_counted_dropout_keeps_the_right_share() -> None:
         dims=[(0, 200), (0, 500)],
         shape=lambda: [200, 500],
     )
-    draws = CounterDraws(seed=1)
+    draws = CounterDraws(1, torch.device("cpu"))
     masks = []
     for _ in range(3):
         draws.begin()

@@ -11,8 +11,9 @@ from ..graph import Op, OperatorGraph
 from . import kernels
 from .frames import Box, local_shape, reframe, whole
 from .place import COMBINED, Draws, Place, Tensors, compute
+from .recording import Recording, record
 
-__all__ = ["Box", "Draws", "Part", "Place", "kernels", "local_shape", "reframe", "whole"]
+__all__ = ["Box", "Draws", "Part", "Place", "Recording", "kernels", "local_shape", "record", "reframe", "whole"]
 
 
 class Part:
@@ -23,7 +24,7 @@ class Part:
         self.op: Op = graph.ops[op]
         self.step_dims, self.needs, self.boxes = graph.native.regions(op, list(degrees), part)
         self.updates: dict[int, tuple[Box, torch.Tensor]] = {}  # buffer -> the box of its next value
-        self._values: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}  # what was computed so far
 
     def input_box(self, number: int) -> Box:
         """The box of an input, over the dims that the op factors it into."""
@@ -59,23 +60,23 @@ class Part:
             self._store(place, compute(place, tensors))
 
     def _start(self, inputs: Sequence[torch.Tensor]) -> None:
-        self._values = {operand.value: x for operand, x in zip(self.op.inputs, inputs)}
+        self.values = {operand.value: x for operand, x in zip(self.op.inputs, inputs)}
 
     def _place(self, s: int, draws: Draws | None) -> tuple[Place, Tensors]:
         step = self.op.steps[s]
         tensors = {}
         for slot, value, read, need in zip(step.slots, step.inputs, step.reads, self.needs[s]):
             dims = tuple(tuple(f.size for f in axis) for axis in read)
-            tensors[slot] = reframe(self._values[value], self.boxes[value], self.op.values[value].factoring, need, dims)
+            tensors[slot] = reframe(self.values[value], self.boxes[value], self.op.values[value].factoring, need, dims)
         return Place(step, self.step_dims[s], self.needs[s], draws), tensors
 
     def _store(self, place: Place, result: Any) -> None:
         results = result if isinstance(result, tuple | list) else [result]
-        self._values.update(zip(place.step.outputs, results))
+        self.values.update(zip(place.step.outputs, results))
         for operand in self.op.updates:
             if operand.value in place.updates:
                 slot = next(i for i, o in enumerate(self.op.inputs) if o.tensor == operand.tensor)
                 self.updates[operand.tensor] = (self.input_box(slot), place.updates[operand.value])
 
     def _outputs(self) -> list[torch.Tensor]:
-        return [self._values[operand.value] for operand in self.op.outputs]
+        return [self.values[operand.value] for operand in self.op.outputs]
