@@ -35,11 +35,15 @@ class Part:
 
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> list[torch.Tensor]:
         combine = self.op.combine
-        if combine is not None:  # this part's share is all there is
+        alone = getattr(COMBINED.get(self.op.steps[self.op.head].kind), "alone", None)
+        if combine is not None and alone is None:  # this part's share is all there is
             share = self.partial(inputs, draws)
             return self.finish(share[None] if combine.mode == "gather" else share, draws)
         self._start(inputs)
-        self._compute(range(len(self.op.steps)), draws)
+        for s in range(len(self.op.steps)):
+            place, tensors = self._place(s, draws)
+            act = compute if alone is None or combine is None or s != self.op.head else alone
+            self._store(place, act(place, tensors))
         return self._outputs()
 
     def partial(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> torch.Tensor:

@@ -21,6 +21,7 @@ Function = Callable[[Sequence[torch.Tensor], Draws | None], Outputs]
 
 _ANSWERS = (bool, int, float)  # a number read from a tensor, which another step might answer otherwise
 _FRESH = {"new_zeros", "new_ones", "new_full", "new_tensor", "zeros_like", "ones_like", "full_like"}
+_LIKE = {"to", "expand_as", "type_as"}  # of a second tensor they read only what it is like
 _STATIC = {"dim", "size", "numel", "is_floating_point", "is_contiguous", "stride", "element_size", "__len__"}
 
 _METHODS = {f: name for name in dir(torch.Tensor) if callable(f := getattr(torch.Tensor, name)) and f.__hash__}
@@ -99,7 +100,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name not in _FRESH and (self._depends(args) or self._depends(kwargs)):
+        if name not in _FRESH and (self._depends(args[:1] if name in _LIKE else args) or self._depends(kwargs)):
             self._note(func, name, args, kwargs, result)
         return result
 

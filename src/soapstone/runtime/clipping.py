@@ -27,10 +27,11 @@ def clip_grad_norm(
 
 def _norm(store: Store, transport: Transport, place: torch.device, norm_type: float) -> torch.Tensor:
     windows = [window.reshape(-1) for window in store.first_windows()]
+    dtype = next((getattr(torch, tensor.dtype) for tensor in store.graph.tensors if tensor.grad), torch.float32)
     if math.isinf(norm_type):
         own = [window.abs().max().item() for window in windows if window.numel()]
-        return torch.tensor(max(value for values in transport.exchange(own) for value in values or [0.0]), device=place)
-    dtype = windows[0].dtype if windows else torch.float32
+        largest = max((value for values in transport.exchange(own) for value in values), default=0.0)
+        return torch.tensor(largest, dtype=dtype, device=place)
     total = sum(
         (window.abs().pow(norm_type).sum(dtype=torch.float64) for window in windows),
         torch.zeros((), dtype=torch.float64, device=place),

@@ -44,12 +44,12 @@ class Executor:
 
     def __init__(
         self, plan: Plan, device: int, ranks: Sequence[int], store: Store, transport: Transport,
-        draws: CounterDraws | ReplayDraws, place: torch.device,
+        draws: CounterDraws | ReplayDraws, place: torch.device, training: bool = True,
     ) -> None:  # fmt: skip
         self.plan, self.layout, self.graph = plan, plan.layout, plan.layout.graph
         self.device, self.ranks, self.store, self.transport, self.draws = device, ranks, store, transport, draws
         self.place = place
-        self.program: list[Event] = plan.program(device)
+        self.program: list[Event] = plan.program(device) if training else plan.forward_program(device)
         self.weaver = Weaver(plan.layout, device, store.shards)
         self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.recordings: dict[int, Recording] = {}
@@ -80,6 +80,20 @@ class Executor:
         loss = self._loss()
         self.scratch = Scratch({}, lambda: None)
         return loss
+
+    @torch.no_grad()
+    def evaluate(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """Forward alone; the parts of the output that this rank has."""
+        inputs = {Key("batch", tensor): given for tensor, given in zip(self.graph.inputs, batch)}
+        self.scratch = Scratch({**self.state, **inputs}, lambda: None)
+        self._said, self._sync = 0, False
+        self.draws.begin()
+        self._follow()
+        self.transport.finish()
+        here = (self.scratch.values.keys() | self.scratch.pending.keys()) & self.layout.results
+        found = {key: self._value(key).detach() for key in here}
+        self.scratch = Scratch({}, lambda: None)
+        return found
 
     def _follow(self) -> None:
         for event in self.program:

@@ -12,10 +12,11 @@ from ..tracing import Workload
 from .agreement import Verdict, agree, checksum
 from .batch import BatchCheck
 from .clipping import clip_grad_norm
+from .evaluation import Evaluation
 from .execute import Executor
 from .store import Store
 from .transport import Transport
-from .weights import state_of
+from .weights import is_meta, state_of
 
 
 class Parallel:
@@ -25,6 +26,7 @@ class Parallel:
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.graph
         self._check = BatchCheck(executor.graph, executor.slices)
+        self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
         self._first, self._accumulating = True, False
         self._idle = nn.Parameter(torch.empty(0, device=executor.place))
 
@@ -61,6 +63,17 @@ class Parallel:
             one, other, *_ = sorted(found.values())
             raise RankError(f"ranks {one} and {other} pass different batches; every rank must pass the whole batch")
 
+    def evaluate(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The model's output in eval mode, whole and on every rank; every rank passes the same whole inputs, of any
+        batch size: each new shape is captured once. A model that has its own loss gives that."""
+        shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in inputs)
+        if shapes not in self._evaluations:
+            self._evaluations[shapes] = Evaluation(self._work, self._executor, inputs)
+        evaluation = self._evaluations[shapes]
+        if evaluation.stale:
+            evaluation.load(self._whole_state())
+        return evaluation(inputs)
+
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients so that the norm of all of them, over all ranks, is at most max_norm; the norm before.
         Every rank must call this."""
@@ -81,14 +94,17 @@ class Parallel:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state, on every rank; every rank must call this."""
-        unread = state_of(self._work.model)
-        whole = self._store.assemble(self._transport.exchange(self._store.owned(gradients=False)), unread)
-        whole |= {name: counter.clone() for name, counter in self._store.counters.items()}
+        whole = self._whole_state()
         state: dict[str, torch.Tensor] = {}
         for name, tensor in self._work.model.state_dict().items():
             found = whole.get(self._graph.aliases.get(name, name))
             state[name] = tensor.detach().clone() if found is None else found
         return state
+
+    def _whole_state(self) -> dict[str, torch.Tensor]:
+        unread = {name: tensor for name, tensor in state_of(self._work.model).items() if not tensor.is_meta}
+        whole = self._store.assemble(self._transport.exchange(self._store.owned(gradients=False)), unread)
+        return whole | {name: counter.clone() for name, counter in self._store.counters.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take a whole state, such as `state_dict` gives; each rank keeps its own part of it. Raises RankError on
@@ -96,7 +112,8 @@ class Parallel:
         own = self._work.model.state_dict()
         agree(self._transport, lambda: _check_state(own, state))
         kept = {self._graph.aliases.get(name, name): tensor for name, tensor in state.items()}
-        self._work.model.load_state_dict(dict(state))  # for what no op reads
+        if not is_meta(self._work.model):
+            self._work.model.load_state_dict(dict(state))  # for what no op reads
         self._store.load(kept)
 
 

@@ -87,6 +87,11 @@ class Plan:
     def program(self, device: int) -> list[Event]:
         return [event for what, index in self.order if (event := self._event(what, index, device)) is not None]
 
+    def forward_program(self, device: int) -> list[Event]:
+        """What a device does where nobody wants gradients."""
+        training = (Sync, Announce)
+        return [e for e in self.program(device) if not isinstance(e, training) and not e.backward]
+
     def _event(self, what: str, index: int, device: int) -> Event | None:
         if what == "loss":
             return Announce()

@@ -124,6 +124,17 @@ class Layout:
             copies *= degree if dim.extra else 1
         return part // copies
 
+    def first_part(self, op: int, out_part: int) -> int:
+        """The first of the parts that share an output part."""
+        return next(p for p in range(len(self.devices[op])) if self.output_part(op, p) == out_part)
+
+    @cached_property
+    def results(self) -> set[Key]:
+        """The parts of the loss, or of the output that stands in its place."""
+        op = self.producer[self.graph.loss]
+        parts = {self.output_part(op, part) for part in range(len(self.devices[op]))}
+        return {self.home(self.graph.loss, part) for part in parts}
+
     def group(self, op: int, part: int) -> int:
         return next(g for g, parts in enumerate(self.groups[op]) if part in parts)
 
@@ -139,8 +150,7 @@ class Layout:
         """Where an output is on a device that has it: what a combine leaves may be the output itself."""
         index = self.producer[tensor]
         if self.groups[index] and not self.graph.ops[index].finishes:
-            first = next(p for p in range(len(self.devices[index])) if self.output_part(index, p) == out_part)
-            return Key("total", index, self.group(index, first))
+            return Key("total", index, self.group(index, self.first_part(index, out_part)))
         return Key("made", tensor, out_part)
 
     def reads(self, task: Task, device: int) -> Iterator[Key]:
@@ -250,7 +260,6 @@ def _drop_unread(layout: Layout, segments: list[Segment]) -> None:
     wanted: dict[int, set[Key]] = defaultdict(set)
     for segment in segments:
         wanted[segment.device].update(segment.takes)
-    loss = layout.home(layout.graph.loss, 0)
     for segment in segments:
-        read = wanted[segment.device] | {loss}
+        read = wanted[segment.device] | layout.results
         segment.gives = [k for k in segment.gives if k.what in ("payload", "share", "update") or k in read]

@@ -56,6 +56,14 @@ class Weaver:
             return [(0, 0) for _ in shape]
         return [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
 
+    def output(self, tensor: int, out_part: int) -> tuple[Box, Sequence[Sequence[int]]]:
+        """The box of an output part, and the dims that it is over."""
+        index = self.layout.producer[tensor]
+        op = self.graph.ops[index]
+        number = next(n for n, operand in enumerate(op.outputs) if operand.tensor == tensor)
+        box = self.part(index, self.layout.first_part(index, out_part)).output_box(number)
+        return box, op.values[op.outputs[number].value].factoring
+
     def part(self, op: int, part: int) -> Part:
         return Part(self.graph, op, self.layout.degrees[op], part)
 
@@ -185,12 +193,8 @@ class _Run:
 
     def _made(self, tensor: int, out_part: int) -> Held:
         """An output that is on this device."""
-        index = self.layout.producer[tensor]
-        op = self.graph.ops[index]
-        number = next(n for n, operand in enumerate(op.outputs) if operand.tensor == tensor)
-        first = next(p for p in range(len(self.layout.devices[index])) if self.layout.output_part(index, p) == out_part)
-        box = self.weaver.part(index, first).output_box(number)
-        return Held(self.values[self.layout.home(tensor, out_part)], box, op.values[op.outputs[number].value].factoring)
+        box, dims = self.weaver.output(tensor, out_part)
+        return Held(self.values[self.layout.home(tensor, out_part)], box, dims)
 
     # Outputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from ..errors import RankError
 from .transport import Transport
 
+_DRAWING = threading.Lock()  # torch's generator is one for all threads
 CHOICES = ("broadcast", "verify")
 
 
@@ -35,7 +37,7 @@ def broadcast(transport: Transport, model: nn.Module) -> None:
 def materialised(model: nn.Module, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """First values of a model on the meta device, one module at a time by its own `reset_parameters`, each dropped
     before the next is made. Raises RankError for a module that has none."""
-    with torch.random.fork_rng(devices=[]):
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for path, module in model.named_modules():
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
