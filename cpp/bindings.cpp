@@ -91,9 +91,9 @@ std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const 
 void bind_topology(nb::module_& m) {
   using soapstone::Link;
   using soapstone::Topology;
-  nb::class_<Link>(m, "Link").def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool>(), nb::arg("source"),
-                                  nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"), nb::arg("overhead"),
-                                  nb::arg("duplex"), nb::arg("overlap"));
+  nb::class_<Link>(m, "Link").def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool, double>(),
+                                  nb::arg("source"), nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"),
+                                  nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"), nb::arg("summing"));
   nb::class_<Topology>(m, "Topology")
       .def(nb::init<int32_t, int32_t, std::vector<int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
            nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"))

@@ -18,9 +18,9 @@ constexpr int64_t routing_bytes = 1 << 20;
 using Wide = unsigned __int128;
 
 // ceil(times / parts * bytes * 1e9 / bandwidth), exactly: double rounding would make holds depend on how it is written.
-int64_t wire_time(const Link& link, int64_t bytes, int64_t times, int64_t parts) {
+int64_t wire_time(double bandwidth, int64_t bytes, int64_t times, int64_t parts) {
   const Wide work = static_cast<Wide>(times) * static_cast<Wide>(bytes) * 1'000'000'000u;
-  const Wide rate = static_cast<Wide>(parts) * static_cast<Wide>(link.bandwidth);
+  const Wide rate = static_cast<Wide>(parts) * static_cast<Wide>(bandwidth);
   const Wide time = (work + rate - 1) / rate;
   if (time > static_cast<Wide>(largest)) {
     throw std::invalid_argument("a message of " + std::to_string(bytes) + " bytes takes longer than 2^53 ns");
@@ -28,8 +28,10 @@ int64_t wire_time(const Link& link, int64_t bytes, int64_t times, int64_t parts)
   return static_cast<int64_t>(time);
 }
 
-int64_t hold_time(const Link& link, int64_t bytes, int64_t times = 1, int64_t parts = 1) {
-  return link.overhead + wire_time(link, bytes, times, parts);
+int64_t hold_time(const Link& link, int64_t bytes) { return link.overhead + wire_time(link.bandwidth, bytes, 1, 1); }
+
+int64_t summing_time(const Link& link, int64_t bytes, int64_t times, int64_t parts) {
+  return link.overhead + wire_time(link.summing, bytes, times, parts);
 }
 
 void check_bytes(int64_t bytes) {
@@ -54,6 +56,7 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_
     Link& link = links_[i];
     check_link(link, num_vertices);
     link.bandwidth = std::round(link.bandwidth);
+    link.summing = std::round(link.summing);
     const int64_t weight = link.latency + hold_time(link, routing_bytes);
     edges_[link.source].push_back({link.target, num_resources(), weight});
     link_of_resource_.push_back(static_cast<int32_t>(i));
@@ -61,10 +64,11 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_
     edges_[link.target].push_back({link.source, num_resources() - 1, weight});
   }
   check_connected();
-  std::map<std::pair<double, int64_t>, int32_t> kinds;
+  std::map<std::tuple<double, double, int64_t>, int32_t> kinds;
   for (const Link& link : links_)
     kind_of_link_.push_back(
-        kinds.try_emplace({link.bandwidth, link.overhead}, static_cast<int32_t>(kinds.size())).first->second);
+        kinds.try_emplace({link.bandwidth, link.summing, link.overhead}, static_cast<int32_t>(kinds.size()))
+            .first->second);
   last_hold_.resize(kinds.size());
 }
 
@@ -73,8 +77,10 @@ void Topology::check_link(const Link& link, int32_t num_vertices) const {
   const auto bad_time = [](int64_t ns) { return ns < 0 || ns > largest_latency; };
   if (outside(link.source) || outside(link.target)) throw std::invalid_argument("a link's end is out of range");
   if (link.source == link.target) throw std::invalid_argument("a link joins a vertex to itself");
-  if (!(link.bandwidth >= 1.0 && link.bandwidth <= static_cast<double>(largest))) {
-    throw std::invalid_argument("a link's bandwidth is out of range");
+  for (const double bandwidth : {link.bandwidth, link.summing}) {
+    if (!(bandwidth >= 1.0 && bandwidth <= static_cast<double>(largest))) {
+      throw std::invalid_argument("a link's bandwidth is out of range");
+    }
   }
   if (bad_time(link.latency) || bad_time(link.overhead)) {
     throw std::invalid_argument("a link's latency or overhead is out of range");
@@ -262,7 +268,7 @@ const Topology::Patterns& Topology::patterns_of(std::vector<int32_t> order) cons
 Topology::Message Topology::message(const Pattern& pattern, int64_t bytes, int64_t times, int64_t parts) const {
   Message message{{}, 0, 0};
   for (const auto& [link, count] : pattern.alike) {
-    message.durations.push_back(hold_time(links_[link], bytes, count * times, parts));
+    message.durations.push_back(summing_time(links_[link], bytes, count * times, parts));
     message.longest = std::max(message.longest, message.durations.back());
   }
   return message;
@@ -276,7 +282,7 @@ Topology::Message Topology::ring(const Pattern& pattern, int64_t bytes, int64_t 
 
 Topology::Message Topology::tree(const Pattern& pattern, int64_t bytes, int64_t num_devices) const {
   int64_t slowest = 0;
-  for (const auto& [link, count] : pattern.alike) slowest = std::max(slowest, hold_time(links_[link], bytes));
+  for (const auto& [link, count] : pattern.alike) slowest = std::max(slowest, summing_time(links_[link], bytes, 1, 1));
   const int64_t rounds = 2 * std::bit_width(static_cast<uint64_t>(num_devices - 1));
   Message result = message(pattern, bytes, 1, 1);
   result.latency = rounds * pattern.hop_latency + (rounds - 1) * slowest;

@@ -7,8 +7,8 @@
 // nanoseconds; its latency is the sum of the links' latencies. An all-reduce among n devices is the better of two,
 // by (latency + longest hold) without contention; a link that it crosses k times is held
 //
-//     ring:  overhead + ceil(k * 2(n-1)/n * bytes * 1e9 / bandwidth)     latency: 2(n-1) hops
-//     tree:  overhead + ceil(k * bytes * 1e9 / bandwidth)                latency: 2D hops and 2D-1 messages
+//     ring:  overhead + ceil(k * 2(n-1)/n * bytes * 1e9 / summing)       latency: 2(n-1) hops
+//     tree:  overhead + ceil(k * bytes * 1e9 / summing)                  latency: 2D hops and 2D-1 messages
 //
 // where D = ceil(log2 n), a hop counts the largest latency of the routes in use, and a message the slowest link's hold
 // for one crossing.
@@ -31,6 +31,7 @@ struct Link {
   int64_t latency, overhead;  // ns
   bool duplex;                // false: both directions share one resource
   bool overlap;               // false: a message over it keeps its end devices busy
+  double summing;             // bytes/s of an all-reduce over it
 };
 
 // Routes and the patterns of all-reduces are found at their first use and kept, so even const calls must come from one
@@ -119,7 +120,7 @@ class Topology {
   std::vector<std::vector<Edge>> edges_;  // by vertex
   mutable std::vector<Routes> routes_;    // by source; empty until asked for
   mutable std::map<std::vector<int32_t>, Patterns> patterns_;
-  std::vector<int32_t> kind_of_link_;  // links of one bandwidth and overhead have one kind, and
+  std::vector<int32_t> kind_of_link_;  // links of the same bandwidths and overhead have one kind, and
   struct LastHold {
     int64_t bytes = -1, duration = 0;
   };

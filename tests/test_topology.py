@@ -196,16 +196,34 @@ def test_native_rejects_what_is_out_of_range() -> None:
 
 def test_native_checks_what_it_is_made_of() -> None:
     good: dict[str, Any] = {"source": 0, "target": 1, "bandwidth": 1e9, "latency": 0, "overhead": 0}
-    good |= {"duplex": True, "overlap": True}
+    good |= {"duplex": True, "overlap": True, "summing": 1e9}
     with pytest.raises(ValueError, match="device 1 is not connected"):
         _core.Topology(2, 0, [0, 0], [])
     with pytest.raises(ValueError, match="at least one device"):
         _core.Topology(0, 0, [], [])
     with pytest.raises(ValueError, match="one entry a device"):
         _core.Topology(2, 0, [0], [])
-    for change in ({"target": 2}, {"target": 0}, {"bandwidth": 0.0}, {"bandwidth": math.nan}, {"latency": -1}):
+    for change in (
+        {"target": 2},
+        {"target": 0},
+        {"bandwidth": 0.0},
+        {"bandwidth": math.nan},
+        {"summing": 0.0},
+        {"latency": -1},
+    ):
         with pytest.raises(ValueError, match="a link"):
             _core.Topology(2, 0, [0, 0], [_core.Link(**good | change)])
+
+
+def test_an_all_reduce_may_have_a_bandwidth_of_its_own(tmp_path: Path) -> None:
+    devices = make_device("a"), make_device("b")
+    topology = Topology(devices, (Link("a", "b", 1e9, summing=2.5e8),))
+    assert topology.native.transfer(0, 1, 1000)[0] == [(2, 1000)]
+    assert {hold for _, hold in topology.native.all_reduce([0, 1], 1000)[0]} == {4000}
+    topology.save(tmp_path / "t.yaml")
+    assert Topology.load(tmp_path / "t.yaml") == topology
+    with pytest.raises(TopologyError, match="summing must be at least 1 byte/s"):
+        Link("a", "b", 1e9, summing=0.5)
 
 
 def test_cpu_preset() -> None:

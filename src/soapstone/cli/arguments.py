@@ -14,9 +14,11 @@ import typer
 from ..baselines import BASELINES
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
+from ..loading import Request
+from ..simulator import BUCKET_BYTES
 from ..strategy import Strategy
 from ..topology import Topology
-from .common import Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, graph_of
+from .common import Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
 
 TopologyName = Annotated[
     str,
@@ -24,23 +26,37 @@ TopologyName = Annotated[
 ]
 StrategyName = Annotated[str, typer.Option("-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
-BucketBytes = Annotated[int, typer.Option(help="Join gradients with the same holders up to this size; 0: one by one.")]
+BucketBytes = Annotated[
+    int | None,
+    typer.Option(
+        help="Join gradients with the same holders up to this size; 0: one by one, as predictions do by default."
+    ),
+]
 
 
 @dataclass(frozen=True)
 class Case:
     """A model on a cluster, as a user named them."""
 
-    model: str
+    request: Request
     graph: OperatorGraph
     topology: Topology
     optimizer: str
-    bucket_bytes: int
+    bucket_bytes: int | None
+
+    @property
+    def model(self) -> str:
+        return self.request.model
 
     @property
     def training(self) -> dict[str, Any]:
         """What simulations and searches want to know beside the graph and the topology."""
-        return {"optimizer": self.optimizer, "bucket_bytes": self.bucket_bytes}
+        return {"optimizer": self.optimizer, "bucket_bytes": self.bucket_bytes or 0}
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """The same for what really runs: it joins gradients, unless it is told not to."""
+        return self.training | ({} if self.bucket_bytes is not None else {"bucket_bytes": BUCKET_BYTES})
 
     def strategy(self, name: str) -> Strategy:
         """A baseline, or the strategy in a file. Raises StrategyError."""
@@ -58,17 +74,15 @@ def read_case(
     batch_per_device: BatchPerDevice = None,
     dtype: Dtype = "float32",
     optimizer: Optimizer = "adam",
-    bucket_bytes: BucketBytes = 0,
+    bucket_bytes: BucketBytes = None,
     sizes: Sizes = None,
     chunk: Chunk = 1,
     batch_norm: BatchNorm = "global",
     fresh: Fresh = False,
 ) -> Case:
     machines = topology_of(topology)
-    graph = graph_of(
-        model, batch, sizes, chunk, batch_norm, fresh, dtype=dtype, per_device=batch_per_device, devices=machines
-    )
-    return Case(model, graph, machines, optimizer, bucket_bytes)
+    request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines)
+    return Case(request, captured(request, fresh), machines, optimizer, bucket_bytes)
 
 
 def topology_of(name: str) -> Topology:

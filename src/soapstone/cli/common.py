@@ -74,17 +74,28 @@ def graph_of(
     devices: Topology | None = None,
 ) -> OperatorGraph:
     """The graph that a command's arguments ask for."""
+    return captured(request_of(model, batch, sizes, chunk, batch_norm, dtype, per_device, devices), fresh)
+
+
+def request_of(
+    model: str, batch: int | None, sizes: list[str] | None, chunk: int, batch_norm: str, dtype: str = "float32",
+    per_device: int | None = None, devices: Topology | None = None,
+) -> Request:  # fmt: skip
+    """The model that a command's arguments name."""
     if per_device is not None and devices is not None:
         if batch is not None:
             raise SoapstoneError("--batch and --batch-per-device say the same thing twice; give one of them")
         batch = per_device * devices.num_devices
     options = {"chunk": chunk, "batch_norm": batch_norm}
-    request = Request(model, batch, dict(map(_size, sizes or [])), options, dtype)
+    return Request(model, batch, dict(map(_size, sizes or [])), options, dtype)
+
+
+def captured(request: Request, fresh: bool) -> OperatorGraph:
     with ExitStack() as stack:
         return load_graph(
             request,
             fresh=fresh,
-            announce=lambda: stack.enter_context(progress(f"Capturing {model} by torch.export")),
+            announce=lambda: stack.enter_context(progress(f"Capturing {request.model} by torch.export")),
         )
 
 

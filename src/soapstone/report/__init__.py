@@ -1,5 +1,5 @@
 """What a simulation says, for people and their tools."""
 
-from .trace import save_trace
+from .trace import save_events, save_trace
 
-__all__ = ["save_trace"]
+__all__ = ["save_events", "save_trace"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..files import write_atomically
 from ..simulator import KINDS, Simulation
@@ -15,6 +16,44 @@ DEVICES, LINKS = 1, 2  # Perfetto's processes
 def save_trace(sim: Simulation, path: str | Path) -> None:
     """Write the timeline as JSON for ui.perfetto.dev or chrome://tracing. Raises SoapstoneError, and leaves no half."""
     write_atomically(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": [*_names(sim), *_events(sim)]}))
+
+
+class Happening(Protocol):
+    """Something that a rank really did; ns since the step began."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+def save_events(happenings: Sequence[Happening], path: str | Path) -> None:
+    """Write a step that really ran in the same format. Raises SoapstoneError, and leaves no half."""
+    ranks = sorted({happening.rank for happening in happenings})
+    names = [_label("process_name", DEVICES, 0, "devices")]
+    names += [_label("thread_name", DEVICES, rank, f"rank {rank}") for rank in ranks]
+    events = [
+        {
+            "ph": "X",
+            "name": f"{h.kind} {h.what}".strip(),
+            "cat": h.kind,
+            "pid": DEVICES,
+            "tid": h.rank,
+            "ts": h.start / 1000,
+            "dur": (h.end - h.start) / 1000,
+            "args": {"bytes": h.bytes},
+        }
+        for h in happenings
+    ]
+    write_atomically(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *events]}))
 
 
 def _names(sim: Simulation) -> list[dict[str, Any]]:

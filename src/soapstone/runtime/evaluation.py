@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,6 +20,7 @@ from .batch import BatchCheck
 from .draws import CounterDraws
 from .execute import Executor
 from .plan import Plan
+from .segments import Key
 from .store import Store
 from .weave import lengths
 
@@ -73,21 +74,25 @@ class Evaluation:
             shard.tensor.copy_(shard.cut(state[shard.name]))
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        executor, layout = self._executor, self._executor.layout
-        graph = executor.graph
+        executor, graph = self._executor, self._executor.graph
         agree(executor.transport, lambda: self._check(inputs))
         found = executor.evaluate(self._check.cut(inputs, executor.place))
-        parts = {layout.home(graph.loss, part): part for part in range(len(layout.results))}
-        own = [(parts[key], tensor.cpu()) for key, tensor in found.items()]
-        tensor = graph.tensors[graph.loss]
-        dims = graph.native.factoring(graph.loss)
-        whole = torch.empty([n for axis in dims for n in axis], dtype=getattr(torch, tensor.dtype))
-        for part, piece in (row for rows in executor.transport.exchange(own) for row in rows):
-            box, own_dims = executor.weaver.output(graph.loss, part)
-            for target in _core.project(list(box), [list(axis) for axis in own_dims], dims):
-                cut = reframe(piece, box, own_dims, target, dims).reshape(lengths(target))
-                whole[tuple(slice(lo, hi) for lo, hi in target)] = cut
-        return whole.reshape(tensor.shape).to(executor.place)
+        return gathered(executor, graph.loss, found).to(executor.place)
+
+
+def gathered(executor: Executor, tensor: int, found: Mapping[Key, torch.Tensor]) -> torch.Tensor:
+    """A whole tensor on every rank, of the parts that each of them found; on the CPU."""
+    layout, graph = executor.layout, executor.graph
+    parts = {layout.home(tensor, part): part for part in layout.output_parts(tensor)}
+    own = [(parts[key], piece.cpu()) for key, piece in found.items() if key in parts]
+    dims = graph.native.factoring(tensor)
+    whole = torch.empty([n for axis in dims for n in axis], dtype=getattr(torch, graph.tensors[tensor].dtype))
+    for part, piece in (row for rows in executor.transport.exchange(own) for row in rows):
+        box, own_dims = executor.weaver.output(tensor, part)
+        for target in _core.project(list(box), [list(axis) for axis in own_dims], dims):
+            cut = reframe(piece, box, own_dims, target, dims).reshape(lengths(target))
+            whole[tuple(slice(lo, hi) for lo, hi in target)] = cut
+    return whole.reshape(graph.tensors[tensor].shape)
 
 
 def _like(graph: OperatorGraph, trained: Strategy) -> Strategy:

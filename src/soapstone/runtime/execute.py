@@ -23,7 +23,8 @@ from .store import Store
 from .transport import Pending, Transport
 from .weave import Weaver, lengths
 
-Span = tuple[int, int, int]  # the number of an event, its start and its end (ns)
+Span = tuple[int, int, int]  # the number of an event, or WAIT, its start and its end (ns)
+WAIT = -1
 
 
 class Scratch:
@@ -90,7 +91,7 @@ class Executor:
         self.draws.begin()
         self._follow()
         self.transport.finish()
-        here = (self.scratch.values.keys() | self.scratch.pending.keys()) & self.layout.results
+        here = (self.scratch.values.keys() | self.scratch.pending.keys()) & self.layout.kept
         found = {key: self._value(key).detach() for key in here}
         self.scratch = Scratch({}, lambda: None)
         return found
@@ -160,10 +161,15 @@ class Executor:
         """Something that a segment takes, once it is here; other ranks' is a leaf from now on."""
         pending = self.scratch.pending.pop(key, None)
         if pending is not None:
-            self.scratch.values[key] = pending().requires_grad_(self._differentiable(key))
+            self.scratch.values[key] = self._awaited(pending).requires_grad_(self._differentiable(key))
             if key == self.loss_key:
                 self._seed()
         return self.scratch.values[key]
+
+    def _awaited(self, pending: Pending) -> torch.Tensor:
+        found: list[torch.Tensor] = []
+        self._timed(WAIT, lambda: found.append(pending()))
+        return found[0]
 
     def _differentiable(self, key: Key) -> bool:
         if key.what == "flow":
@@ -188,7 +194,7 @@ class Executor:
     def _gradient(self, key: Key) -> torch.Tensor | None:
         if key.what in ("payload", "share"):
             pending = self.scratch.gradients.pop(key, None)
-            return None if pending is None else pending()
+            return None if pending is None else self._awaited(pending)
         return self.scratch.values[key].grad
 
     # Communication
@@ -233,14 +239,17 @@ class Executor:
 
     def _end(self) -> None:
         self.scratch.agreed()
-        for bucket, pending in self.scratch.buckets:
-            bucket.take(pending)
-        self.transport.finish()
+        self._timed(WAIT, self._finish_syncs)
         for key, value in self.scratch.values.items():
             if key.what == "update":
                 self._update(key, value)
         for counter in self.store.counters.values():
             counter += 1
+
+    def _finish_syncs(self) -> None:
+        for bucket, pending in self.scratch.buckets:
+            bucket.take(pending)
+        self.transport.finish()
 
     def _update(self, key: Key, value: torch.Tensor) -> None:
         """Set a part's box of a buffer to its next value."""

@@ -10,7 +10,7 @@ import torch
 from ..costs import Costs
 from ..errors import RankError
 from ..graph import OperatorGraph
-from ..simulator import Simulation, simulate
+from ..simulator import BUCKET_BYTES, Simulation, simulate
 from ..strategy import Strategy
 from ..topology import Topology
 from ..tracing import Workload
@@ -24,8 +24,6 @@ from .store import STORED, Store
 from .transport import Transport
 from .weights import CHOICES, broadcast, is_meta, materialised, state_of
 
-BUCKET_BYTES = 4 * 2**20
-
 
 def parallelize(
     work: Workload,
@@ -36,6 +34,7 @@ def parallelize(
     costs: Costs | None = None,
     dropout: str = "counter",
     weights: str = "broadcast",
+    optimizer: str = "adam",
     bucket_bytes: int = BUCKET_BYTES,
     ranks: Sequence[int] | None = None,
     device: torch.device | str | None = None,
@@ -47,7 +46,7 @@ def parallelize(
     Without a transport it is torch.distributed's default group. Tensors live on `device`, else where the model is; a
     model on the meta device gets its first values here, one shard at a time. Where weights differ, every rank gets
     rank 0's, or an error with `weights="verify"`. `dropout="replay"` draws torch's own masks, going on from its
-    generator as it is now; `bucket_bytes` joins gradients as in `simulate`. Raises a SoapstoneError on every rank
+    generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`. Raises a SoapstoneError on every rank
     where any rank's arguments, plan or weights do not fit, before any tensor moves.
     """
     place = _place(work, device)
@@ -57,7 +56,7 @@ def parallelize(
     def prepare() -> tuple[Simulation, list[int]]:
         _check_arguments(work, graph, dropout, weights)
         chosen = _ranks(topology, ranks, size)
-        return simulate(graph, topology, strategy, costs=costs, bucket_bytes=bucket_bytes), chosen
+        return simulate(graph, topology, strategy, costs=costs, optimizer=optimizer, bucket_bytes=bucket_bytes), chosen
 
     simulation, chosen = agree(transport, prepare)
     random_state = torch.get_rng_state()

@@ -54,8 +54,8 @@ def _others(devices: Sequence[int], device: int) -> tuple[int, ...]:
 def _run(plan: Plan, event: Run) -> Line:
     tasks, ops = tasks_of(plan, event), plan.layout.graph.ops
     names = [f"{ops[task.op].name}[{task.part}]" + (" finish" if task.finish else "") for task in tasks]
-    row = min(int(plan.simulation.tasks[task.row]["start"]) for task in tasks)
-    start = None if event.backward else row * 1e-9
+    starts = [plan.starts.get((task.op, task.part, task.finish, event.backward)) for task in tasks]
+    start = min((start for start in starts if start is not None), default=None)
     return Line("backward" if event.backward else "forward", shortened(names), (), 0, start)
 
 

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from ..errors import RankError
+from ..simulator import Simulation
 from ..tracing import Workload
 from .agreement import Verdict, agree, checksum
 from .batch import BatchCheck
 from .clipping import clip_grad_norm
 from .evaluation import Evaluation
 from .execute import Executor
+from .records import Record, recorded
 from .store import Store
 from .transport import Transport
 from .weights import is_meta, state_of
@@ -73,6 +75,20 @@ class Parallel:
         if evaluation.stale:
             evaluation.load(self._whole_state())
         return evaluation(inputs)
+
+    @property
+    def simulation(self) -> Simulation:
+        """The step as it was predicted."""
+        return self._executor.plan.simulation
+
+    def watch(self) -> None:
+        """Note from now on what happens when."""
+        self._executor.spans = []
+
+    def watched(self, begin: int, end: int) -> Record:
+        """What happened since `watch`, in a step that took from begin to end (perf_counter_ns)."""
+        spans, self._executor.spans = self._executor.spans or [], None
+        return recorded(self._executor, self._transport.rank, spans, begin, end)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients so that the norm of all of them, over all ranks, is at most max_norm; the norm before.

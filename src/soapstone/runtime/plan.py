@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..simulator import COMBINE, SYNC, TRANSFER, Simulation
+from ..simulator import BACKWARD, COMBINE, FORWARD, SYNC, TRANSFER, Simulation
 from .segments import Key, Layout, Segment, Task, cut_segments
 
 
@@ -71,11 +71,19 @@ Order = list[tuple[str, int]]  # what happens anywhere: "forward" or "backward" 
 
 class Plan:
     """What all devices do: `rows` are the tasks in the simulated order, `order` is what rank 0 made of them; None: make
-    it here."""
+    it here. `keep_all`: what ops make stays, to be looked at."""
 
-    def __init__(self, simulation: Simulation, rows: Sequence[int], num_ranks: int, order: Order | None = None) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        rows: Sequence[int],
+        num_ranks: int,
+        order: Order | None = None,
+        *,
+        keep_all: bool = False,
+    ) -> None:
         self.simulation, self.num_ranks = simulation, num_ranks
-        self.layout = Layout(simulation, rows)
+        self.layout = Layout(simulation, rows, keep_all)
         self.segments = cut_segments(self.layout)
         self.order = _Ordering(self, rows).result() if order is None else order
 
@@ -83,6 +91,17 @@ class Plan:
     def loss_devices(self) -> set[int]:
         """The devices that have the loss."""
         return set(self.layout.devices[self.layout.producer[self.layout.graph.loss]])
+
+    @cached_property
+    def starts(self) -> dict[tuple[int, int, bool, bool], float]:
+        """When compute tasks start in the simulation, in seconds, by (op, part, finish, backward)."""
+        rows = self.simulation.tasks
+        tasks = ((row, self.simulation.native.task(int(row))) for row in self.layout.order)
+        return {
+            (t.op, t.part, t.finish, t.backward): float(rows[row]["start"]) * 1e-9
+            for row, t in tasks
+            if t.kind in (FORWARD, BACKWARD)
+        }
 
     def program(self, device: int) -> list[Event]:
         return [event for what, index in self.order if (event := self._event(what, index, device)) is not None]

@@ -63,7 +63,8 @@ class Segment:
 class Layout:
     """Who reads and makes what, under a strategy."""
 
-    def __init__(self, simulation: Simulation, order: Sequence[int]) -> None:
+    def __init__(self, simulation: Simulation, order: Sequence[int], keep_all: bool = False) -> None:
+        self.keep_all = keep_all
         self.order, self.graph, self.native = order, simulation.graph, simulation.native
         self.degrees = [degrees for degrees, _ in simulation.strategy.native]
         self.devices = [devices for _, devices in simulation.strategy.native]
@@ -129,11 +130,14 @@ class Layout:
         return next(p for p in range(len(self.devices[op])) if self.output_part(op, p) == out_part)
 
     @cached_property
-    def results(self) -> set[Key]:
-        """The parts of the loss, or of the output that stands in its place."""
-        op = self.producer[self.graph.loss]
-        parts = {self.output_part(op, part) for part in range(len(self.devices[op]))}
-        return {self.home(self.graph.loss, part) for part in parts}
+    def kept(self) -> set[Key]:
+        """What a step keeps to its end: the parts of the loss, or of the output in its place; or all that ops make."""
+        wanted = self.producer if self.keep_all else [self.graph.loss]
+        return {self.home(tensor, part) for tensor in wanted for part in self.output_parts(tensor)}
+
+    def output_parts(self, tensor: int) -> list[int]:
+        op = self.producer[tensor]
+        return sorted({self.output_part(op, part) for part in range(len(self.devices[op]))})
 
     def group(self, op: int, part: int) -> int:
         return next(g for g, parts in enumerate(self.groups[op]) if part in parts)
@@ -261,5 +265,5 @@ def _drop_unread(layout: Layout, segments: list[Segment]) -> None:
     for segment in segments:
         wanted[segment.device].update(segment.takes)
     for segment in segments:
-        read = wanted[segment.device] | layout.results
+        read = wanted[segment.device] | layout.kept
         segment.gives = [k for k in segment.gives if k.what in ("payload", "share", "update") or k in read]

@@ -125,6 +125,11 @@ class ThreadTransport:
         return [shares[rank][1] for rank in ranks]
 
 
+def alone() -> ThreadTransport:
+    """For a single rank, which has nobody to talk to."""
+    return ThreadTransport(_Hub(1, False, 60.0), 0)
+
+
 def run_threads(
     num_ranks: int, function: Callable[[int, ThreadTransport], T], *, strict: bool = False, timeout: float = 60.0
 ) -> list[T]:

@@ -17,6 +17,8 @@ from .path import critical_path
 from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE
 from .times import KnownTimes, check_all, in_a_sentence, machine_of
 
+BUCKET_BYTES = 4 * 2**20  # of gradients that the runtime joins where nobody says otherwise
+
 
 class Simulation:
     """One iteration, played. `tasks` is a structured array in key order; a row's kind indexes `KINDS`."""

@@ -143,6 +143,7 @@ def _build_native(topology: Topology) -> _core.Topology:
                 link.overhead,
                 link.duplex,
                 link.overlap,
+                link.bandwidth if link.summing is None else link.summing,
             )
             for link in topology.links
         ],

@@ -31,7 +31,8 @@ class Link:
     """A connection both ways between two vertices: `bandwidth` in bytes/s, `latency` and `overhead` in ns.
 
     Where `duplex` is false the two directions share the bandwidth; where `overlap` is false a message over this link
-    keeps the devices at its ends from computing.
+    keeps the devices at its ends from computing. `summing` is the bandwidth that an all-reduce reaches, since it also
+    adds; None: the same.
     """
 
     source: str
@@ -41,6 +42,7 @@ class Link:
     overhead: int = 0
     duplex: bool = True
     overlap: bool = True
+    summing: float | None = None
 
     def __post_init__(self) -> None:
         where = f"link {self.source!r} to {self.target!r}"
@@ -53,6 +55,8 @@ class Link:
         _check_whole(self.overhead, f"{where}: overhead", least=0, most=_LARGEST_LATENCY)
         _check_flag(self.duplex, f"{where}: duplex")
         _check_flag(self.overlap, f"{where}: overlap")
+        if self.summing is not None:
+            _check_bandwidth(self.summing, f"{where}: summing")
 
 
 def _check_name(value: object, what: str) -> None:

@@ -1,0 +1,61 @@
+"""`soapstone calibrate`: what do this machine's links do? Under torchrun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..files import check_writable
+from ..graph import scaled
+from .common import AsJson, print_all, print_json, say
+
+EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml"
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the topology here, as YAML.")]
+
+
+def calibrate(output: Output = None, as_json: AsJson = False) -> None:
+    """Measure latency, overhead and bandwidth between the ranks that torchrun started, and write them as a topology."""
+    from ..runtime.calibration import Calibration, Calibrator
+    from ..runtime.joining import joined
+
+    if output is not None:
+        check_writable(output)
+    with joined(EXAMPLE) as (transport, place):
+        first = transport.rank == 0
+        last = [""]
+
+        def progress(share: float, what: str) -> None:
+            if first and what != last[0]:
+                say(f"Measuring {what} ({share:.0%}) ...")
+                last[0] = what
+
+        found: Calibration = Calibrator(transport, place, progress).run()
+        if not first:
+            return
+        if output is not None:
+            found.topology.save(output)
+        if as_json:
+            print_json(
+                {
+                    "links": [
+                        {name: getattr(link, name) for name in link.__dataclass_fields__}
+                        for link in found.topology.links
+                    ],
+                    "all_reduce": found.all_reduce,
+                    "exposed": found.exposed,
+                }
+            )
+            return
+        table = Table("link", "latency", "overhead", "bandwidth", "summing", box=None)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for link in found.topology.links:
+            times = (f"{link.latency / 1e3:.1f} us", f"{link.overhead / 1e3:.1f} us")
+            rates = (f"{scaled(link.bandwidth, 'B')}/s", f"{scaled(link.summing or 0, 'B')}/s")
+            table.add_row(f"{link.source} - {link.target}", *times, *rates)
+        sums = ", ".join(f"{scaled(size, 'B')} in {t * 1e6:,.0f} us" for size, t in found.all_reduce.items())
+        hidden = f"Compute beside an all-reduce hides {1 - found.exposed:.0%} of it"
+        print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}." if sums else "", f"{hidden}.")

@@ -1,0 +1,252 @@
+"""`soapstone plan` and `train`: what a rank does under a strategy, and doing it. `train` runs under torchrun."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ..errors import RankError, SoapstoneError
+from ..files import check_writable
+from ..graph import scaled
+from ..loading import load_workload
+from ..report import save_events
+from ..simulator import simulate
+from ..strategy import Strategy
+from .arguments import Case, StrategyName, takes_case
+from .common import AsJson, milliseconds, print_all, print_json, say
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..runtime import Parallel, Transport
+    from ..runtime.records import Record
+    from ..tracing import Workload
+
+EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone train lenet -t cpu:1x2 -s data"
+WARM = 3  # steps that do not count: the first ones record what the others repeat
+CHECKED = 3  # steps that a check compares
+MOST_EVENTS = 200
+
+RankNumber = Annotated[int, typer.Option("--rank", help="Whose program.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps to time, after a few to warm up.")]
+LearningRate = Annotated[float, typer.Option("--lr", help="The optimizer's learning rate.")]
+Check = Annotated[bool, typer.Option("--check", help="Compare losses and weights with one device first.")]
+Trace = Annotated[Path | None, typer.Option(help="Write the last step's real timeline here, for ui.perfetto.dev.")]
+Dropout = Annotated[str, typer.Option(help="counter: masks by seed, step and element; replay: torch's own masks.")]
+Seed = Annotated[int, typer.Option(help="Of the first weights, and of dropout.")]
+
+
+@takes_case
+def plan_command(
+    case: Case,
+    strategy: StrategyName = "data",
+    rank: RankNumber = 0,
+    everything: Annotated[bool, typer.Option("--all", help=f"Not only the first {MOST_EVENTS} events.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one rank's program: the segments that it runs, and what it says to whom, in order."""
+    from ..runtime.listing import lines
+    from ..runtime.plan import Plan
+
+    if not 0 <= rank < case.topology.num_devices:
+        raise RankError(f"there is no rank {rank}; {case.topology.num_devices} devices have ranks 0 and up")
+    sim = simulate(case.graph, case.topology, case.strategy(strategy), **case.running)
+    program = list(lines(Plan(sim, sim.order, case.topology.num_devices), rank))
+    if as_json:
+        names = ("kind", "what", "peers", "bytes", "start")
+        print_json([{name: getattr(line, name) for name in names} for line in program])
+        return
+    table = Table("", "event", "what", "with rank", "bytes", "predicted start", box=None)
+    for column in (0, 4, 5):
+        table.columns[column].justify = "right"
+    for number, line in enumerate(program if everything else program[:MOST_EVENTS]):
+        size, start = (
+            scaled(line.bytes, "B") if line.bytes else "",
+            "" if line.start is None else milliseconds(line.start),
+        )
+        table.add_row(str(number), f"[bold]{line.kind}", line.what, ", ".join(map(str, line.peers)), size, start)
+    runs = sum(line.kind in ("forward", "backward") for line in program)
+    more = f" Add --all for the other {len(program) - MOST_EVENTS}." if len(program) > len(table.rows) else ""
+    found = f"{runs} segments and {len(program) - runs} messages, {milliseconds(sim.makespan)} predicted"
+    print_all(table, f"\nRank {rank}: {found}.{more}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the user wants to train."""
+
+    steps: int
+    lr: float
+    seed: int
+    dropout: str
+    optimizer: str
+
+    def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
+        import torch
+
+        makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+            "sgd": lambda p: torch.optim.SGD(p, lr=self.lr),
+            "momentum": lambda p: torch.optim.SGD(p, lr=self.lr, momentum=0.9),
+            "adam": lambda p: torch.optim.Adam(p, lr=self.lr),
+            "adamw": lambda p: torch.optim.AdamW(p, lr=self.lr),
+        }
+        if self.optimizer not in makers:
+            raise SoapstoneError(f"optimizer {self.optimizer!r} is not known; use {', '.join(makers)}")
+        return makers[self.optimizer](parameters)
+
+
+@takes_case
+def train(
+    case: Case,
+    strategy: StrategyName = "data",
+    steps: Steps = 10,
+    lr: LearningRate = 1e-3,
+    seed: Seed = 0,
+    dropout: Dropout = "counter",
+    check: Check = False,
+    trace: Trace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Really train a model's example batch under a strategy, under torchrun: throughput, loss, idle shares, and the
+    predicted against the measured time of a step."""
+    from ..runtime.joining import joined
+
+    if trace is not None:
+        check_writable(trace)
+    chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.optimizer)
+    with joined(EXAMPLE) as (transport, place):
+        import torch
+
+        torch.manual_seed(seed)
+        work = load_workload(case.request)
+        work.model.to(place)
+        if check:
+            _check(case, work, chosen, wanted, transport, place)
+        found = _train(case, work, chosen, wanted, transport, place)
+        if transport.rank == 0:
+            if trace is not None:
+                save_events([h for record in found.records for h in record.happenings], trace)
+            print_json(found.described()) if as_json else print_all(*found.shown(case))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training came to, over all ranks."""
+
+    losses: list[float]
+    seconds: float  # the median step of the slowest rank
+    predicted: float
+    batch: int
+    records: list[Record]
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "losses": self.losses,
+            "step": self.seconds,
+            "predicted": self.predicted,
+            "throughput": self.batch / self.seconds,
+            "idle": [record.idle for record in self.records],
+        }
+
+    def shown(self, case: Case) -> list[Table | str]:
+        table = Table("rank", "device", "idle", box=None)
+        table.columns[2].justify = "right"
+        for rank, (record, device) in enumerate(zip(self.records, case.topology.devices)):
+            table.add_row(str(rank), device.name, f"{record.idle:.0%}")
+        return [
+            table,
+            f"\nLoss {self.losses[0]:.6g} at first, {self.losses[-1]:.6g} after {len(self.losses)} steps.",
+            f"[bold]{milliseconds(self.seconds)}[/] a step, {self.batch / self.seconds:,.1f} samples/s; predicted "
+            f"{milliseconds(self.predicted)}, {self.predicted / self.seconds:.2f}x of what was measured.",
+        ]
+
+
+def _train(
+    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
+) -> Trained:
+    parallel = _parallel(case, work, strategy, wanted, transport, place)
+    optimizer = wanted.optimizer_of(parallel.parameters())
+    losses, seconds, record = [], [], None
+    for step in range(WARM + wanted.steps):
+        last = step == WARM + wanted.steps - 1
+        transport.exchange(None)  # all begin together
+        start, begin = perf_counter(), perf_counter_ns()
+        if last:
+            parallel.watch()
+        loss = parallel.step(*work.batch)
+        optimizer.step()
+        if place.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(place)
+        seconds.append(perf_counter() - start)
+        losses.append(loss.item())
+        if last:
+            record = parallel.watched(begin, perf_counter_ns())
+        if transport.rank == 0 and step % max(1, wanted.steps // 5) == 0:
+            say(f"step {step}: loss {losses[-1]:.6g}, {milliseconds(seconds[-1])}")
+    slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:]))]
+    predicted = parallel.simulation.makespan
+    return Trained(losses, statistics.median(slowest), predicted, len(work.batch[0]), transport.exchange(record))
+
+
+def _parallel(
+    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
+) -> Parallel:
+    from ..runtime import parallelize
+
+    return parallelize(
+        work,
+        case.graph,
+        case.topology,
+        strategy,
+        dropout=wanted.dropout,
+        transport=transport,
+        device=place,
+        **case.running,
+    )
+
+
+def _check(
+    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
+) -> None:
+    """Raise RankError, on every rank, where a few steps differ from one device's by more than rounding."""
+    import torch
+
+    from ..runtime.checking import TOLERANCES, difference, first_difference, plain_training, worst
+
+    if case.graph.settings.batch_norm == "local":
+        raise RankError("local batch norm is not what one device computes, so there is nothing to check it against")
+    tolerance = TOLERANCES[getattr(torch, case.request.dtype)]
+    batches = [work.batch] * CHECKED
+    torch.manual_seed(wanted.seed)
+    losses, state = plain_training(work, batches, wanted.optimizer_of)
+    torch.manual_seed(wanted.seed)
+    replaying = Run(wanted.steps, wanted.lr, wanted.seed, "replay", wanted.optimizer)
+    parallel = _parallel(case, work, strategy, replaying, transport, place)
+    optimizer = wanted.optimizer_of(parallel.parameters())
+    errors = []
+    for batch, loss in zip(batches, losses):
+        errors.append(difference(parallel.step(*batch), loss))
+        optimizer.step()
+    weights = worst(parallel.state_dict(), state)
+    if max(errors) <= tolerance and weights.error <= tolerance:
+        if transport.rank == 0:
+            told = f"losses differ by at most {max(errors):.1e}, weights by {weights.error:.1e} ({weights.what})"
+            say(f"Checked {CHECKED} steps against one device: {told}.")
+        return
+    culprit = first_difference(work, case.graph, strategy, work.batch, transport, place, tolerance)
+    where = (
+        f"op {culprit.what!r} is the first that differs, by {culprit.error:.1e}" if culprit else "no op's forward does"
+    )
+    raise RankError(
+        f"this strategy does not train like one device: losses differ by {max(errors):.1e}, {weights.what!r} by "
+        f"{weights.error:.1e}; {where}"
+    )

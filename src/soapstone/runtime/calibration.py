@@ -1,0 +1,181 @@
+"""Measure how the ranks' messages travel, with this runtime's own transport, and write it down as a topology.
+
+Each pair has the line to itself: a message there and back gives its time, a burst of them what each costs the next, two
+sizes the bandwidth. All ranks together give the bandwidth of an all-reduce, and how much of it compute hides.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations, count
+
+import torch
+
+from ..topology import Device, Link, Topology, kind_of
+from .transport import Transport
+
+SMALL, MIDDLE, LARGE = 1 << 10, 1 << 20, 1 << 24  # bytes
+ROUNDS = {SMALL: 100, MIDDLE: 20, LARGE: 10}
+BURST = 16
+WARM = 3  # rounds that do not count
+_Pair = tuple[int, int, dict[int, float], float]  # two ranks, seconds one way by size, overhead
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A topology as it was measured, and the seconds of an all-reduce of each size among all ranks."""
+
+    topology: Topology
+    all_reduce: dict[int, float]
+    exposed: float  # the share of an all-reduce that compute beside it does not hide
+
+
+class Calibrator:
+    """Every rank makes one and calls `run`."""
+
+    def __init__(
+        self, transport: Transport, place: torch.device, progress: Progress = lambda share, what: None
+    ) -> None:
+        self.transport, self.place, self.progress = transport, place, progress
+        self.rank, self.everyone = transport.rank, tuple(range(transport.size))
+        self._rows = count()
+
+    def run(self) -> Calibration:
+        devices = tuple(self.transport.exchange(_device(self.rank, self.transport.size, self.place)))
+        self.transport.prepare({self.everyone: 1})
+        pairs = list(combinations(self.everyone, 2))
+        rows = []
+        for done, (a, b) in enumerate(pairs):
+            self.progress(done / (len(pairs) + 2), f"ranks {a} and {b}")
+            rows.append(self._pair(a, b))
+        self.progress(len(pairs) / (len(pairs) + 2), "an all-reduce")
+        sums = {size: self._all_reduce(size) for size in (SMALL, MIDDLE, LARGE)} if pairs else {}
+        exposed = self._exposed() if pairs else 0.0
+        found = self.transport.exchange(rows)
+        links = tuple(self._link(devices, found[a][i], sums, exposed) for i, (a, _) in enumerate(pairs))
+        return Calibration(Topology(devices, links), sums, exposed)
+
+    def _link(self, devices: tuple[Device, ...], pair: _Pair, sums: dict[int, float], exposed: float) -> Link:
+        a, b, one_way, overhead = pair
+        bandwidth = (LARGE - MIDDLE) / max(one_way[LARGE] - one_way[MIDDLE], 1e-9)
+        latency = max(one_way[SMALL] - overhead, 0.0)
+        size = len(self.everyone)
+        per_byte = max(sums[LARGE] - sums[MIDDLE], 1e-9) / (LARGE - MIDDLE)
+        return Link(
+            devices[a].name,
+            devices[b].name,
+            float(round(bandwidth)),
+            latency=round(latency * 1e9),
+            overhead=round(overhead * 1e9),
+            overlap=exposed < 0.5,
+            summing=float(round(2 * (size - 1) / size / per_byte)),
+        )
+
+    def _pair(self, a: int, b: int) -> _Pair:
+        self._meet()
+        one_way = {}
+        for size, rounds in ROUNDS.items():
+            one_way[size] = _typical([self._burst(a, b, size, 1) for _ in range(rounds + WARM)]) / 2
+        bursts = _typical([self._burst(a, b, SMALL, BURST) for _ in range(ROUNDS[SMALL] + WARM)])
+        overhead = max((bursts - 2 * one_way[SMALL]) / (BURST - 1), 0.0)
+        return a, b, one_way, min(overhead, one_way[SMALL])
+
+    def _burst(self, a: int, b: int, size: int, messages: int) -> float:
+        """Seconds from a's first of some messages to b until b's answer, of the same size where there is one."""
+        rows = [next(self._rows) for _ in range(messages + 1)]
+        answer = size if messages == 1 else SMALL
+        transport = self.transport
+        if self.rank not in (a, b):
+            return 0.0
+        shape, other = (size // 4,), b if self.rank == a else a
+        tensor = torch.zeros(shape, device=self.place)
+        reply = torch.zeros(answer // 4, device=self.place)
+        start = time.perf_counter()
+        if self.rank == a:
+            transport.expect(rows[-1], (answer // 4,), torch.float32, other)
+            for row in rows[:-1]:
+                transport.send(row, tensor, other)
+            transport.receive(rows[-1])()
+        else:
+            for row in rows[:-1]:
+                transport.expect(row, shape, torch.float32, other)
+            for row in rows[:-1]:
+                transport.receive(row)()
+            transport.send(rows[-1], reply, other)
+        transport.finish()
+        _wait(self.place)
+        return time.perf_counter() - start
+
+    def _all_reduce(self, size: int) -> float:
+        """The median seconds, of the slowest rank, of an all-reduce."""
+        tensor = torch.zeros(size // 4, device=self.place)
+
+        def act() -> None:
+            self.transport.all_reduce(next(self._rows), tensor, self.everyone)()
+            _wait(self.place)
+
+        return float(max(self.transport.exchange(self._timed(act, ROUNDS[size]))))
+
+    def _exposed(self) -> float:
+        """Compute alone, an all-reduce alone, and both at once: the share that is not hidden."""
+        tensor, matrix = torch.zeros(LARGE // 4, device=self.place), torch.ones(256, 256, device=self.place)
+
+        def compute(times: int) -> None:
+            for _ in range(times):
+                torch.mm(matrix, matrix)
+            _wait(self.place)
+
+        def move() -> None:
+            self.transport.all_reduce(next(self._rows), tensor, self.everyone)()
+            _wait(self.place)
+
+        def both() -> None:
+            pending = self.transport.all_reduce(next(self._rows), tensor, self.everyone)
+            compute(times)
+            pending()
+            _wait(self.place)
+
+        moving = self._timed(move, ROUNDS[LARGE])
+        times = self.transport.exchange(max(round(2 * moving / self._timed(lambda: compute(1), 20)), 1))[0]
+        computing, together = self._timed(lambda: compute(times), ROUNDS[LARGE]), self._timed(both, ROUNDS[LARGE])
+        shares = self.transport.exchange((together - computing) / moving)
+        return float(min(max(statistics.mean(shares), 0.0), 1.0))
+
+    def _meet(self) -> None:
+        self.transport.all_reduce(next(self._rows), torch.zeros(1, device=self.place), self.everyone)()
+
+    def _timed(self, act: Callable[[], None], rounds: int) -> float:
+        found = []
+        for _ in range(rounds + WARM):
+            self._meet()
+            start = time.perf_counter()
+            act()
+            found.append(time.perf_counter() - start)
+        return _typical(found)
+
+
+def _typical(seconds: list[float]) -> float:
+    """The lower quartile: what else the machine does only ever adds."""
+    return statistics.quantiles(seconds[WARM:], n=4)[0]
+
+
+def _wait(place: torch.device) -> None:
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+
+
+def _device(rank: int, size: int, place: torch.device) -> Device:
+    """What a rank computes on; ranks of one machine share its memory."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    node = int(os.environ.get("GROUP_RANK", "0"))
+    if place.type == "cuda":
+        found = torch.cuda.get_device_properties(place)
+        sharing = max(-(-local // max(torch.cuda.device_count(), 1)), 1)
+        return Device(f"gpu{rank}", kind_of(found.name), node, found.total_memory // sharing)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(f"cpu{rank}", "cpu", node, memory // local)

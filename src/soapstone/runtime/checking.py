@@ -1,0 +1,114 @@
+"""Hold a strategy against one device: losses, weights, and where they part, the first op that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ..errors import RankError
+from ..graph import OperatorGraph
+from ..simulator import simulate
+from ..strategy import Configuration, Strategy
+from ..topology import Topology
+from ..tracing import Workload
+from .batch import BatchCheck
+from .draws import CounterDraws
+from .evaluation import gathered
+from .execute import Executor
+from .plan import Plan
+from .store import Store
+from .threads import alone
+from .transport import Transport
+from .weights import state_of
+
+# Largest difference, as a share of the largest element, that rounding explains.
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+Optimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs most, by how much of its largest element."""
+
+    what: str
+    error: float
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor, floor: float = 0.0) -> float:
+    """max|a - b| / max|b|; infinite where one is not finite and the other is."""
+    if not wanted.is_floating_point():
+        return 0.0 if torch.equal(found.cpu(), wanted.cpu()) else float("inf")
+    a, b = found.detach().double().cpu(), wanted.detach().double().cpu()
+    a, b = torch.nan_to_num(a, posinf=1e300, neginf=-1e300), torch.nan_to_num(b, posinf=1e300, neginf=-1e300)
+    if not b.numel():
+        return 0.0
+    return float((a - b).abs().max()) / max(float(b.abs().max()), floor, 1e-300)
+
+
+def plain_training(
+    work: Workload, batches: Sequence[Sequence[torch.Tensor]], optimizer: Optimizer
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Losses and weights of plain PyTorch on one device; the workload itself stays as it is."""
+    work = replace(work, model=deepcopy(work.model))
+    optimizing = optimizer(list(work.model.parameters()))
+    losses = []
+    for batch in batches:
+        optimizing.zero_grad()
+        loss = work.compute_loss(*batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizing.step()
+        losses.append(loss.detach())
+    return losses, work.model.state_dict()
+
+
+def worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> Difference:
+    """The tensor that differs most."""
+    errors = {name: difference(found[name], tensor, 1e-6) for name, tensor in wanted.items()}
+    name = max(errors, key=lambda name: errors[name])
+    return Difference(name, errors[name])
+
+
+def first_difference(
+    work: Workload, graph: OperatorGraph, strategy: Strategy, batch: Sequence[torch.Tensor], transport: Transport,
+    place: torch.device, tolerance: float,
+) -> Difference | None:  # fmt: skip
+    """Run forward under the strategy and on one device, and name the first op whose output differs. Every rank calls
+    this and gets the same answer."""
+    if transport.size != strategy.topology.num_devices:
+        raise RankError("a check needs one rank for each device of the topology")
+    one = Topology(strategy.topology.devices[:1], ())
+    whole = Strategy(graph, one, {op.name: Configuration({}, (0,)) for op in graph.ops})
+    ours, theirs = _Forward(work, strategy, transport, place), _Forward(work, whole, alone(), place)
+    ours.run(batch)
+    theirs.run(batch)
+    for op in graph.ops:
+        for operand in op.outputs:
+            error = difference(ours.tensor(operand.tensor), theirs.tensor(operand.tensor))
+            if error > tolerance:
+                return Difference(op.name, error)
+    return None
+
+
+class _Forward:
+    """One forward that keeps what every op makes."""
+
+    def __init__(self, work: Workload, strategy: Strategy, transport: Transport, place: torch.device) -> None:
+        simulation = simulate(strategy.graph, strategy.topology, strategy)
+        order = transport.exchange(simulation.order)[0]
+        plan = Plan(simulation, order, transport.size, keep_all=True)
+        store = Store(simulation, transport.rank, state_of(work.model).items(), place)
+        ranks = range(transport.size)
+        draws = CounterDraws(0, place)
+        self._executor = Executor(plan, transport.rank, ranks, store, transport, draws, place, training=False)
+        transport.prepare(plan.meetings())
+        self._check = BatchCheck(strategy.graph, self._executor.slices)
+
+    def run(self, batch: Sequence[torch.Tensor]) -> None:
+        self._kept = self._executor.evaluate(self._check.cut(batch, self._executor.place))
+
+    def tensor(self, number: int) -> torch.Tensor:
+        return gathered(self._executor, number, self._kept)

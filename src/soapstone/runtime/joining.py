@@ -1,0 +1,34 @@
+"""Join the ranks that torchrun started, for commands that need them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from ..errors import RankError
+from .processes import ProcessTransport
+
+
+@contextmanager
+def joined(example: str) -> Iterator[tuple[ProcessTransport, torch.device]]:
+    """The transport of this rank, and the device that it computes on: a GPU of its own over NCCL, a shared one over
+    gloo, else the CPU with one thread. Raises RankError where torchrun did not start this; `example` shows how."""
+    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        raise RankError(f"this needs one process for each device; start it with torchrun: {example}")
+    local, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    place = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(place)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if gpus >= here else "gloo")
+    try:
+        yield ProcessTransport(place), place
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
