@@ -1,0 +1,168 @@
+"""The commands that need torchrun, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import soapstone as ss
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 100
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SOAPSTONE_CACHE": str(folder / "cache")}
+
+
+def torchrun(folder: Path, *arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*launcher, "-m", "soapstone", *arguments]
+    return subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=TIMEOUT)
+
+
+def soapstone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "soapstone", *arguments]
+    return subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=TIMEOUT)
+
+
+MODEL = ("lenet", "--batch", "8", "--dtype", "float64")
+
+
+def test_calibration_becomes_a_topology_that_training_is_predicted_with(tmp_path: Path) -> None:
+    here, strategy, trace = tmp_path / "here.yaml", tmp_path / "s.json", tmp_path / "trace.json"
+    done = torchrun(tmp_path, "calibrate", "-o", str(here))
+    assert done.returncode == 0, done.stderr
+    assert "An all-reduce among all 2 ranks" in done.stdout
+    (link,) = ss.Topology.load(here).links
+    assert link.bandwidth > 1e7
+    assert link.summing is not None
+    assert link.latency > 0
+    found = soapstone(tmp_path, "search", *MODEL, "-t", str(here), "-o", str(strategy), "--proposals", "300")
+    assert found.returncode == 0, found.stderr
+    options = ("-t", str(here), "-s", str(strategy), "--steps", "3", "--check", "--trace", str(trace), "--json")
+    trained = torchrun(tmp_path, "train", *MODEL, *options)
+    assert trained.returncode == 0, trained.stderr
+    assert "Checked 3 steps against one device" in trained.stderr
+    facts: dict[str, Any] = json.loads(trained.stdout)
+    assert facts["step"] > 0
+    assert facts["predicted"] > 0
+    assert len(facts["losses"]) == 6
+    assert len(facts["idle"]) == 2
+    assert all(0 <= idle <= 1 for idle in facts["idle"])
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"forward", "backward"} <= {event.get("cat") for event in events}
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1}
+
+
+def test_two_agents_on_loopback_train_together(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    command = ["-m", "soapstone", "train", *MODEL, "-t", "cpu:2x2", "--steps", "2", "--check"]
+    agents = [
+        subprocess.Popen(
+            [*launcher, *meeting, "--node-rank", str(node), *command],
+            env=environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    try:
+        outputs = [agent.communicate(timeout=TIMEOUT) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    assert "a step" in outputs[0][0]
+    assert "Checked 3 steps against one device" in outputs[0][1]
+
+
+SLOW = """
+import os, signal, sys
+import torch.distributed as dist
+import soapstone as ss
+from tests.models import CASES
+
+dist.init_process_group("gloo")
+case = CASES["mlp"]
+work = case.workload()
+graph = ss.capture(work)
+topology = ss.Topology.parse("cpu:1x2")
+parallel = ss.parallelize(work, graph, topology, ss.baselines.data_parallel(graph, topology))
+parallel.step(*case.batches(1)[0])
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    for _ in range(1000):
+        parallel.step(*case.batches(1)[0])
+except ss.SoapstoneError as error:
+    print(f"heard: {error}", flush=True)
+    os._exit(3)
+"""
+
+
+def test_a_killed_rank_is_told_of_in_a_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SLOW)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = environment(tmp_path) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)], env=shared | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        heard, _ = (rank.communicate(timeout=TIMEOUT)[0] for rank in ranks)
+        assert ranks[1].returncode == -signal.SIGKILL
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[0].returncode == 3
+    assert "heard: rank 0 lost another rank" in heard
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("calibrate",), "start it with torchrun"),
+        (("train", "lenet", "-t", "cpu:1x2"), "start it with torchrun"),
+        (("plan", "lenet", "-t", "cpu:1x2", "--rank", "2"), "there is no rank 2"),
+        (("plan", "lenet", "-t", "cpu:1x2", "-s", "nowhere.json"), "there is no strategy 'nowhere.json'"),
+    ],
+)
+def test_bad_calls_end_in_a_sentence(arguments: tuple[str, ...], wanted: str, tmp_path: Path) -> None:
+    done = soapstone(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert wanted in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ranks_that_are_too_few_are_told(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "train", *MODEL, "-t", "cpu:1x3")
+    assert done.returncode != 0
+    assert "soapstone: rank 0: there are 2 ranks for 3 devices" in done.stderr
+
+
+def test_a_plan_is_printed_in_words(tmp_path: Path) -> None:
+    done = soapstone(tmp_path, "plan", *MODEL, "-t", "cpu:1x2", "-s", "data")
+    assert done.returncode == 0
+    for word in ("forward", "backward", "combine", "sync", "Rank 0: 4 segments"):
+        assert word in done.stdout
+    rows = json.loads(soapstone(tmp_path, "plan", *MODEL, "-t", "cpu:1x2", "--rank", "1", "--json").stdout)
+    assert [row["kind"] for row in rows][:3] == ["forward", "combine", "forward"]
