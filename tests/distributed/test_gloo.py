@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import soapstone as ss
+from soapstone.runtime.ordered import OrderedTransport
+from soapstone.runtime.processes import ProcessTransport
 from tests.models import CASES
 from tests.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
@@ -43,6 +45,36 @@ def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path)
             assert_same(record, wanted)
 
 
+@pytest.mark.parametrize("kind", ["by order", "by messages"])
+@pytest.mark.parametrize("name", CASES)
+def test_other_ways_to_talk_train_like_one_device(
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's transport, which gloo can play without tags; and all-reduces for which there is no group."""
+    case = CASES[name]
+    graph, topology = ss.capture(case.workload()), ss.Topology.parse("cpu:1x3")
+    strategies = [ss.baselines.random(graph, topology, seed=seed) for seed in (100, 101, 102)]
+    batches = case.batches(STEPS)
+    monkeypatch.setattr("soapstone.runtime.processes.MOST_GROUPS", 0)
+
+    def run(rank: int) -> list[Record]:
+        place = torch.device("cpu")
+        records = []
+        for strategy in strategies:
+            transport = OrderedTransport(place) if kind == "by order" else ProcessTransport(place)
+            work = case.workload()
+            torch.manual_seed(SEED)
+            records.append(train_rank(work, graph, strategy, transport, batches))
+        return records
+
+    wanted = train_plain(case.workload(), batches)
+    for records in run_processes(3, run, tmp_path / "meeting"):
+        if isinstance(records, Exception):
+            raise records
+        for record in records:
+            assert_same(record, wanted)
+
+
 def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:
     case = CASES["mlp"]
     graph = ss.capture(case.workload())
@@ -60,6 +92,8 @@ def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:
 SCRIPT = """
 import torch, torch.distributed as dist
 import soapstone as ss
+from soapstone.runtime.ordered import OrderedTransport
+from soapstone.runtime.processes import ProcessTransport
 from tests.models import CASES
 
 dist.init_process_group("gloo")

@@ -102,6 +102,7 @@ class Executor:
                 self._expect(event)
         for number, event in enumerate(self.program):
             if isinstance(event, Run):
+                self.transport.flush()
                 self._timed(number, self._backward if event.backward else self._forward, event.segment)
             elif self._said < len(self._speaks) and self._speaks[self._said] == number:
                 self._said += 1

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from ..errors import RankError
-from .processes import ProcessTransport
+from .backends import default_transport
+from .transport import Transport
 
 
 @contextmanager
-def joined(example: str) -> Iterator[tuple[ProcessTransport, torch.device]]:
+def joined(example: str) -> Iterator[tuple[Transport, torch.device]]:
     """The transport of this rank, and the device that it computes on: a GPU of its own over NCCL, a shared one over
     gloo, else the CPU with one thread. Raises RankError where torchrun did not start this; `example` shows how."""
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
@@ -28,7 +29,7 @@ def joined(example: str) -> Iterator[tuple[ProcessTransport, torch.device]]:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if gpus >= here else "gloo")
     try:
-        yield ProcessTransport(place), place
+        yield default_transport(place), place
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

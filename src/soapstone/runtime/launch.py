@@ -15,11 +15,11 @@ from ..strategy import Strategy
 from ..topology import Topology
 from ..tracing import Workload
 from .agreement import agree, checksum
+from .backends import default_transport
 from .draws import CounterDraws, ReplayDraws
 from .execute import Executor
 from .parallel import Parallel
 from .plan import Plan
-from .processes import ProcessTransport
 from .store import STORED, Store
 from .transport import Transport
 from .weights import CHOICES, broadcast, is_meta, materialised, state_of
@@ -50,7 +50,7 @@ def parallelize(
     where any rank's arguments, plan or weights do not fit, before any tensor moves.
     """
     place = _place(work, device)
-    transport = ProcessTransport(place) if transport is None else transport
+    transport = default_transport(place) if transport is None else transport
     size = transport.size
 
     def prepare() -> tuple[Simulation, list[int]]:

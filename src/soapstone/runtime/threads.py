@@ -95,6 +95,9 @@ class ThreadTransport:
             total += share
         return lambda: total
 
+    def flush(self) -> None:
+        pass
+
     def finish(self) -> None:
         pass
 

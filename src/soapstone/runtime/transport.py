@@ -33,6 +33,9 @@ class Transport(Protocol):
         """The sum over these ranks, the same to the bit on each of them; perhaps in the tensor's own memory."""
         ...
 
+    def flush(self) -> None:
+        """Compute comes next: what was gathered to go together must go now."""
+
     def finish(self) -> None:
         """Wait until everything that was sent has left."""
 
