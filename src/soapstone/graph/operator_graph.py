@@ -76,6 +76,18 @@ class OperatorGraph:
         written = tuple(o.value for o in op.outputs)
         return op.dims, op.values, op.steps, op.head, op.backward, op.saved, op.extra, read, written
 
+    def signature(self, index: int) -> str:
+        """A hash of what an op computes, the same in other graphs and processes. Which mask a dropout draws is no
+        part of it."""
+        if index not in self._signatures:
+            text = json.dumps(_without_draws(encode(self._signature(self.ops[index]))), sort_keys=True)
+            self._signatures[index] = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return self._signatures[index]
+
+    @cached_property
+    def _signatures(self) -> dict[int, str]:
+        return {}
+
     @cached_property
     def fingerprint(self) -> str:
         text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
@@ -121,6 +133,12 @@ class OperatorGraph:
             reason = str(error) if isinstance(error, ValueError) else "a number is out of range"
             raise GraphError(f"{where} is damaged: {reason}; capture the model anew") from None
         return graph
+
+
+def _without_draws(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _without_draws(item) for key, item in data.items() if key != "draw"}
+    return [_without_draws(item) for item in data] if isinstance(data, list) else data
 
 
 def _check(graph: OperatorGraph) -> None:
