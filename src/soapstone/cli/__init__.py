@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ..errors import SoapstoneError
-from . import optimize, predict, show
+from . import optimize, predict, profile, show
 
 __all__ = ["main", "run"]
 
@@ -25,6 +25,7 @@ app.command("topologies")(predict.topologies)
 app.command("simulate")(predict.simulate_command)
 app.command("search")(optimize.search_command)
 app.command("compare")(optimize.compare)
+app.command("profile")(profile.profile)
 
 
 @app.callback()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ..baselines import BASELINES
+from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..strategy import Strategy
@@ -24,6 +25,7 @@ TopologyName = Annotated[
 ]
 StrategyName = Annotated[str, typer.Option("-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
+CostsName = Annotated[str, typer.Option("--costs", help="analytic: from a table; measured: of this machine's device.")]
 BucketBytes = Annotated[int, typer.Option(help="Join gradients with the same holders up to this size; 0: one by one.")]
 
 
@@ -36,11 +38,16 @@ class Case:
     topology: Topology
     optimizer: str
     bucket_bytes: int
+    costs: Costs
 
     @property
     def training(self) -> dict[str, Any]:
         """What simulations and searches want to know beside the graph and the topology."""
-        return {"optimizer": self.optimizer, "bucket_bytes": self.bucket_bytes}
+        return {"costs": self.costs, "optimizer": self.optimizer, "bucket_bytes": self.bucket_bytes}
+
+    @property
+    def is_measured(self) -> bool:
+        return not isinstance(self.costs, AnalyticCosts)
 
     def strategy(self, name: str) -> Strategy:
         """A baseline, or the strategy in a file. Raises StrategyError."""
@@ -63,12 +70,14 @@ def read_case(
     chunk: Chunk = 1,
     batch_norm: BatchNorm = "global",
     fresh: Fresh = False,
+    costs: CostsName = "analytic",
 ) -> Case:
     machines = topology_of(topology)
+    found = costs_of(costs, machines)
     graph = graph_of(
         model, batch, sizes, chunk, batch_norm, fresh, dtype=dtype, per_device=batch_per_device, devices=machines
     )
-    return Case(model, graph, machines, optimizer, bucket_bytes)
+    return Case(model, graph, machines, optimizer, bucket_bytes, found)
 
 
 def topology_of(name: str) -> Topology:
@@ -76,6 +85,20 @@ def topology_of(name: str) -> Topology:
     if name == "here":
         return Topology.detect()
     return Topology.load(name) if name.endswith((".yaml", ".yml")) else Topology.parse(name)
+
+
+def costs_of(name: str, topology: Topology) -> Costs:
+    """Raises SoapstoneError for costs that there are not, or that this machine cannot measure."""
+    if name == "analytic":
+        return AnalyticCosts()
+    if name != "measured":
+        raise SoapstoneError(f"there are no costs {name!r}; use analytic or measured")
+    from ..costs.measured import MeasuredCosts  # loads torch
+
+    costs = MeasuredCosts("cpu" if topology.devices[0].kind.startswith("cpu") else "cuda")
+    for kind in dict.fromkeys(device.kind for device in topology.devices):
+        costs.machine.check_kind(kind)
+    return costs
 
 
 def takes_case(command: Callable[..., None]) -> Callable[..., None]:

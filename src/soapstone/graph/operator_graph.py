@@ -77,10 +77,10 @@ class OperatorGraph:
         return op.dims, op.values, op.steps, op.head, op.backward, op.saved, op.extra, read, written
 
     def signature(self, index: int) -> str:
-        """A hash of what an op computes, the same in other graphs and processes. Which mask a dropout draws is no
-        part of it."""
+        """A hash of the work that an op does, the same in other graphs and processes: less than what tells it from
+        others that are not `alike`."""
         if index not in self._signatures:
-            text = json.dumps(_without_draws(encode(self._signature(self.ops[index]))), sort_keys=True)
+            text = json.dumps(_without_places(encode(self._signature(self.ops[index]))), sort_keys=True)
             self._signatures[index] = hashlib.sha256(text.encode()).hexdigest()[:32]
         return self._signatures[index]
 
@@ -135,10 +135,21 @@ class OperatorGraph:
         return graph
 
 
-def _without_draws(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _without_draws(item) for key, item in data.items() if key != "draw"}
-    return [_without_draws(item) for item in data] if isinstance(data, list) else data
+_PLACES = {"draw", "index", "start", "end"}  # arguments
+
+
+def _without_places(data: Any) -> Any:
+    """Encoded steps but for which mask they draw and where they begin to cut: other places are no other work."""
+    if isinstance(data, list):
+        return [_without_places(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if {"lower", "upper"} <= data.keys() and "dim" not in data:  # a factor that reads the same whatever the part
+        return {"size": data["size"], "length": data["upper"][1] - data["lower"][1]}
+    return {
+        key: {name: a for name, a in item.items() if name not in _PLACES} if key == "args" else _without_places(item)
+        for key, item in data.items()
+    }
 
 
 def _check(graph: OperatorGraph) -> None:

@@ -23,7 +23,7 @@ class Pace:
 
     rounds: int = 11
     batch_ns: int = 2_000_000
-    longest_ns: int = 600_000_000
+    longest_ns: int = 250_000_000
 
 
 class Timed:
