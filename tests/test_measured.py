@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from soapstone.costs.measured.rounds import Pace
 from soapstone.costs.measured.store import Store
 from soapstone.costs.measured.tensors import drawn_inputs
 from soapstone.graph import OperatorGraph
-from soapstone.parts import Part
+from soapstone.parts import Part, freed_memory_kept
 
 from .models import CASES, MORE
 
@@ -128,9 +128,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     real = measured_costs.MeasuredCosts._measure
 
-    def measure(self: ss.MeasuredCosts, graph: OperatorGraph, asked: Sequence[Question]) -> list[tuple[float, ...]]:
+    def measure(
+        self: ss.MeasuredCosts, graph: OperatorGraph, asked: Sequence[Question], tell: Callable[[float], None]
+    ) -> list[tuple[float, ...]]:
         counts.append(len(asked))
-        return real(self, graph, asked)
+        return real(self, graph, asked, tell)
 
     monkeypatch.setattr(measured_costs.MeasuredCosts, "_measure", measure)
     return counts
@@ -364,3 +366,10 @@ def _rows(path: Path) -> int:
         return 0
     finally:
         connection.close()
+
+
+def test_freed_memory_is_used_again() -> None:
+    """Within the context large blocks come from one heap, so that their addresses repeat."""
+    with freed_memory_kept():
+        places = {torch.empty(1 << 22).data_ptr() for _ in range(8)}
+    assert len(places) == 1

@@ -9,11 +9,25 @@ import torch
 
 from ..graph import Op, OperatorGraph
 from . import kernels
+from .allocator import freed_memory_kept, keep_freed_memory
 from .frames import Box, local_shape, reframe, whole
 from .lookups import Range, ranges
 from .place import COMBINED, Draws, Place, Tensors, compute
 
-__all__ = ["Box", "Draws", "Part", "Place", "Range", "kernels", "local_shape", "ranges", "reframe", "whole"]
+__all__ = [
+    "Box",
+    "Draws",
+    "Part",
+    "Place",
+    "Range",
+    "freed_memory_kept",
+    "keep_freed_memory",
+    "kernels",
+    "local_shape",
+    "ranges",
+    "reframe",
+    "whole",
+]
 
 
 class Part:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ...errors import SoapstoneError
+from ...parts import freed_memory_kept
 from ...topology.detection import kind_of
 
 FORMAT = 1  # raise it where the same question gets another answer
@@ -46,19 +47,19 @@ class Machine:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """New tensors are made on the device, and torch uses its threads."""
+        """New tensors are made on the device, torch uses its threads, and freed memory is used again."""
         before = torch.get_num_threads()
         if self.type == "cpu" and before != self.threads:
             torch.set_num_threads(self.threads)
         try:
-            with torch.device(self.type):
+            with torch.device(self.type), freed_memory_kept():
                 yield
         finally:
             if torch.get_num_threads() != before:
                 torch.set_num_threads(before)
 
 
-def machine_of(device: str, threads: int) -> Machine:
+def this_machine(device: str, threads: int) -> Machine:
     """Raises SoapstoneError for a device that torch does not have here."""
     if device not in ("cpu", "cuda"):
         raise SoapstoneError(f"device={device!r} cannot be measured; use 'cpu' or 'cuda'")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ...errors import SoapstoneError
 from ...graph import OperatorGraph
 from ..protocol import OpTimes, Question
-from .machine import machine_of
+from .machine import this_machine
 from .rounds import Pace, time_all
 from .store import Numbers, Store
 from .trial import Trial, bytes_of, engine_alone
@@ -38,7 +38,7 @@ class MeasuredCosts:
     ) -> None:
         if type(rounds) is not int or rounds < 1 or not batch_ms > 0:
             raise SoapstoneError(f"rounds={rounds!r} of batch_ms={batch_ms!r} measure nothing; both must be above 0")
-        self.machine = machine_of(device, threads)
+        self.machine = this_machine(device, threads)
         self.pace = Pace(rounds, max(1, round(batch_ms * 1e6)))
         self.num_measured = self.num_remembered = 0
         self._store = Store(self.machine.key)
@@ -67,8 +67,11 @@ class MeasuredCosts:
         missing = {key: q for q in questions if not self._remembers(key := _key(graph, q), _is_times)}
         done = 0
         for wave in _waves(graph, missing):
-            told(done / len(missing))
-            self._keep(dict(zip(wave, self._measure(graph, [missing[key] for key in wave]))))
+
+            def tell(share: float, done: int = done, now: int = len(wave)) -> None:
+                told((done + share * now) / len(missing))
+
+            self._keep(dict(zip(wave, self._measure(graph, [missing[key] for key in wave], tell))))
             done += len(wave)
 
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
@@ -80,11 +83,14 @@ class MeasuredCosts:
         launch, per_element = self._known[key]
         return int(launch), per_element
 
-    def _measure(self, graph: OperatorGraph, questions: Sequence[Question]) -> list[Numbers]:
+    def _measure(
+        self, graph: OperatorGraph, questions: Sequence[Question], tell: Callable[[float], None]
+    ) -> list[Numbers]:
         with self.machine.in_use():
             trials = [Trial(graph, question) for question in questions]
             engine = engine_alone()
-            time_all([engine, *(timed for trial in trials for timed in trial.timed)], self.pace, self.machine.wait)
+            things = [engine, *(timed for trial in trials for timed in trial.timed)]
+            time_all(things, self.pace, self.machine.wait, tell)
         found = [trial.times(engine) for trial in trials]
         return [(t.forward, t.backward, t.finish_forward, t.finish_backward) for t in found]
 
@@ -95,9 +101,9 @@ class MeasuredCosts:
         return key in self._known
 
     def _keep(self, found: dict[str, Numbers]) -> None:
+        self._store.write(found)
         self._known.update(found)
         self.num_measured += len(found)
-        self._store.write(found)
 
 
 def _key(graph: OperatorGraph, question: Question) -> str:

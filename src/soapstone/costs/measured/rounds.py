@@ -60,21 +60,26 @@ class Timed:
 
     def begin(self, pace: Pace, wait: Callable[[], None]) -> None:
         """Warm up, and see how many calls make a batch."""
-        for repeats in (1, 2):
-            self.repeats, self.samples, self.host_shares = repeats, [], []
+        self.sample(wait)
+        while self.samples[-1] * self.repeats < pace.batch_ns / 4:
+            self.repeats *= 4
             self.sample(wait)
-            if self.samples[0] > pace.batch_ns:
-                break
-        self.repeats = max(1, round(pace.batch_ns / self.samples[0]))
+        self.repeats = max(1, round(pace.batch_ns / self.samples[-1]))
         self.samples, self.host_shares = [], []
 
 
-def time_all(things: Sequence[Timed], pace: Pace, wait: Callable[[], None]) -> None:
-    """Fill the samples of all of them."""
+def time_all(
+    things: Sequence[Timed],
+    pace: Pace,
+    wait: Callable[[], None],
+    told: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Fill the samples of all of them. `told` hears the share of the rounds that are done."""
     with _undisturbed():
         for timed in things:
             timed.begin(pace, wait)
-        for _ in range(pace.rounds):
+        for number in range(pace.rounds):
+            told(number / pace.rounds)
             for timed in things:
                 if not timed.is_done(pace):
                     timed.sample(wait)
