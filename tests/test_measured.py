@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -346,7 +347,7 @@ def test_an_interrupted_profile_keeps_what_is_done(own_cache: Path) -> None:
         assert process.stderr is not None
         path = own_cache / "times.sqlite"
         while process.poll() is None and _rows(path) < 10:
-            pass
+            sleep(0.01)
         process.send_signal(signal.SIGINT)
         complaint = process.stderr.read()
         assert process.wait(60) == 130

@@ -26,7 +26,7 @@ def flat(function: Callable[[Draws], list[torch.Tensor]], inputs: Sequence[torch
     lines = [*recorder.lines, f"return {recorder.written(outputs)}"]
     source = f"def code({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines)
     space = dict(recorder.constants)
-    exec(source, space)
+    exec(compile(source, "<part>", "exec"), space)  # a Ctrl-C while a string is executed ends Python, caught or not
     code: Code = space["code"]
     return code
 
