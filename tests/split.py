@@ -38,7 +38,7 @@ def run_parts(
         groups.setdefault(tuple(i for i, dim in zip(where, op.dims) if not dim.combinable), []).append(p)
     local = [[cut(x, part, i) for i, x in enumerate(inputs)] for part in parts]
     outputs: dict[int, list[torch.Tensor]] = {}
-    draws = CounterDraws(seed=1)
+    draws = CounterDraws(1, torch.device("cpu"))
     for group in groups.values():
         if len(group) == 1:
             outputs[group[0]] = parts[group[0]].run(local[group[0]], draws)

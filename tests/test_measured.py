@@ -27,10 +27,8 @@ from soapstone.baselines import BASELINES
 from soapstone.cli import main
 from soapstone.costs import Question
 from soapstone.costs.measured import measured_costs
-from soapstone.costs.measured.flat import flat
 from soapstone.costs.measured.rounds import Pace
 from soapstone.costs.measured.store import Store
-from soapstone.costs.measured.tensors import drawn_inputs
 from soapstone.graph import OperatorGraph
 from soapstone.parts import Part, freed_memory_kept
 
@@ -109,20 +107,6 @@ def test_every_op_of_the_test_models_can_be_measured(name: str) -> None:
     simulation = ss.simulate(graph, topology, strategy, costs=costs)
     assert simulation.makespan > 0
     assert costs.num_measured > 0
-
-
-@pytest.mark.parametrize("name", [*CASES, *MORE])
-def test_flat_code_computes_what_the_part_does(name: str) -> None:
-    graph = ss.capture({**CASES, **MORE}[name].workload())
-    for index, op in enumerate(graph.ops):
-        if any(step.kind == "native_dropout" for step in op.steps):  # draws its own mask
-            continue
-        part = Part.of_extents(graph, index, whole(graph, index))
-        inputs = drawn_inputs(graph, part)
-        code = flat(lambda draws, part=part, inputs=inputs: part.run(inputs, draws), inputs)  # type: ignore[misc]
-        other = drawn_inputs(graph, part)
-        for made, expected in zip(code(*other), part.run(other)):
-            assert torch.equal(made, expected)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

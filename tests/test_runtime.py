@@ -114,15 +114,29 @@ def test_different_initial_weights_are_found() -> None:
         work = CASES["mlp"].workload()
         with torch.no_grad():
             next(work.model.parameters()).add_(rank)
-        parallel_on("mlp", rank, transport, work=work)
+        parallel_on("mlp", rank, transport, work=work, weights="verify")
 
     for message in messages(2, act):
         assert "ranks 0 and 1 disagree on the initial weights" in message
 
 
+def test_every_rank_gets_the_weights_of_rank_0() -> None:
+    wanted = CASES["cnn"].workload().model.state_dict()
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        work = CASES["cnn"].workload()
+        with torch.no_grad():
+            for tensor in work.model.state_dict().values():
+                tensor.add_(rank)
+        state = parallel_on("cnn", rank, transport, work=work).state_dict()
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+    ss.run_threads(2, act, strict=True)
+
+
 BAD_BATCHES: dict[str, tuple[str, Callable[[tuple[torch.Tensor, torch.Tensor]], tuple[Any, ...]], str]] = {
     "one tensor": ("mlp", lambda batch: batch[:1], "step takes 2 tensors"),
-    "shape": ("mlp", lambda batch: (batch[0][:3], batch[1]), "tensor 0 of the batch is float64 of shape"),
+    "shape": ("mlp", lambda batch: (batch[0][:2], batch[1]), "tensor 0 of the batch is float64 of shape"),
     "dtype": ("mlp", lambda batch: (batch[0].float(), batch[1]), "float32 of shape"),
     "no tensor": ("mlp", lambda batch: (batch[0], 3), "tensor 1 of the batch is int"),
     "token": ("lstm", lambda batch: (batch[0] + 5, batch[1]), "but op 'embed' takes 0 to 10"),
@@ -425,7 +439,7 @@ def test_counted_dropout_keeps_the_right_share() -> None:
         dims=[(0, 200), (0, 500)],
         shape=lambda: [200, 500],
     )
-    draws = CounterDraws(seed=1)
+    draws = CounterDraws(1, torch.device("cpu"))
     masks = []
     for _ in range(3):
         draws.begin()

@@ -13,6 +13,7 @@ from .allocator import freed_memory_kept, keep_freed_memory
 from .frames import Box, local_shape, reframe, whole
 from .lookups import Range, ranges
 from .place import COMBINED, Draws, Place, Tensors, compute
+from .recording import Recording, record
 
 __all__ = [
     "Box",
@@ -20,11 +21,13 @@ __all__ = [
     "Part",
     "Place",
     "Range",
+    "Recording",
     "freed_memory_kept",
     "keep_freed_memory",
     "kernels",
     "local_shape",
     "ranges",
+    "record",
     "reframe",
     "whole",
 ]
@@ -48,12 +51,7 @@ class Part:
         self.op = op
         self.step_dims, self.needs, self.boxes = regions
         self.updates: dict[int, tuple[Box, torch.Tensor]] = {}  # buffer -> the box of its next value
-        self._values: dict[int, torch.Tensor] = {}
-
-    @property
-    def values(self) -> list[torch.Tensor]:
-        """What was given and made so far, which a finish may read."""
-        return list(self._values.values())
+        self.values: dict[int, torch.Tensor] = {}  # what was computed so far
 
     def input_box(self, number: int) -> Box:
         """The box of an input, over the dims that the op factors it into."""
@@ -64,11 +62,15 @@ class Part:
 
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> list[torch.Tensor]:
         combine = self.op.combine
-        if combine is not None:  # this part's share is all there is
+        alone = getattr(COMBINED.get(self.op.steps[self.op.head].kind), "alone", None)
+        if combine is not None and alone is None:  # this part's share is all there is
             share = self.partial(inputs, draws)
             return self.finish(share[None] if combine.mode == "gather" else share, draws)
         self._start(inputs)
-        self._compute(range(len(self.op.steps)), draws)
+        for s in range(len(self.op.steps)):
+            place, tensors = self._place(s, draws)
+            act = compute if alone is None or combine is None or s != self.op.head else alone
+            self._store(place, act(place, tensors))
         return self._outputs()
 
     def partial(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> torch.Tensor:
@@ -89,23 +91,23 @@ class Part:
             self._store(place, compute(place, tensors))
 
     def _start(self, inputs: Sequence[torch.Tensor]) -> None:
-        self._values = {operand.value: x for operand, x in zip(self.op.inputs, inputs)}
+        self.values = {operand.value: x for operand, x in zip(self.op.inputs, inputs)}
 
     def _place(self, s: int, draws: Draws | None) -> tuple[Place, Tensors]:
         step = self.op.steps[s]
         tensors = {}
         for slot, value, read, need in zip(step.slots, step.inputs, step.reads, self.needs[s]):
             dims = tuple(tuple(f.size for f in axis) for axis in read)
-            tensors[slot] = reframe(self._values[value], self.boxes[value], self.op.values[value].factoring, need, dims)
+            tensors[slot] = reframe(self.values[value], self.boxes[value], self.op.values[value].factoring, need, dims)
         return Place(step, self.step_dims[s], self.needs[s], draws), tensors
 
     def _store(self, place: Place, result: Any) -> None:
         results = result if isinstance(result, tuple | list) else [result]
-        self._values.update(zip(place.step.outputs, results))
+        self.values.update(zip(place.step.outputs, results))
         for operand in self.op.updates:
             if operand.value in place.updates:
                 slot = next(i for i, o in enumerate(self.op.inputs) if o.tensor == operand.tensor)
                 self.updates[operand.tensor] = (self.input_box(slot), place.updates[operand.value])
 
     def _outputs(self) -> list[torch.Tensor]:
-        return [self._values[operand.value] for operand in self.op.outputs]
+        return [self.values[operand.value] for operand in self.op.outputs]

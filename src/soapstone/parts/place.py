@@ -53,6 +53,10 @@ class Place:
                 found = (found[..., None] * dim.size + torch.arange(lo, hi)).reshape(-1)
         return found
 
+    def all_of(self, name: str) -> bool:
+        """Whether the part has a dim whole."""
+        return all((lo, hi) == (0, dim.size) for dim, (lo, hi) in zip(self.step.dims, self.dims) if dim.name == name)
+
     def has(self, name: str) -> bool:
         return any(dim.name == name for dim in self.step.dims)
 
@@ -69,7 +73,8 @@ class Place:
 
 
 class Combined(Protocol):
-    """A partial, and what is left to do once it is whole."""
+    """A partial, and what is left to do once it is whole. A third function, `alone`, may do both for a part that has
+    nothing to combine with, as torch does it in one call."""
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor: ...

@@ -1,6 +1,7 @@
 """Execute a strategy: the plan, the transports, and the model that trains."""
 
-from .parallel import Parallel, parallelize
+from .launch import parallelize
+from .parallel import Parallel
 from .threads import ThreadTransport, run_threads
 from .transport import Transport
 

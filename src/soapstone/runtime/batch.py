@@ -13,8 +13,13 @@ from ..parts import Range, ranges
 
 
 class BatchCheck:
-    def __init__(self, graph: OperatorGraph) -> None:
+    """`slices` are what this rank reads of each tensor: a batch may also be just that."""
+
+    def __init__(self, graph: OperatorGraph, slices: Sequence[tuple[slice, ...]]) -> None:
         self.expected = [graph.tensors[i] for i in graph.inputs]
+        self.slices = slices
+        self.local = [tuple(side.stop - side.start for side in sides) for sides in slices]
+        self.batch_dims = graph.settings.batch_dims
         position = {tensor: n for n, tensor in enumerate(graph.inputs)}
         self.ranges = [(position[t], found) for op in graph.ops for t, found in ranges(op) if t in position]
 
@@ -22,17 +27,37 @@ class BatchCheck:
         """Raise RankError that names the tensor and what it should be."""
         if len(batch) != len(self.expected):
             raise RankError(f"step takes {len(self.expected)} tensors (inputs, then targets), but got {len(batch)}")
-        for number, (given, tensor) in enumerate(zip(batch, self.expected)):
-            if not isinstance(given, torch.Tensor):
-                raise RankError(f"tensor {number} of the batch is {type(given).__name__}, not a tensor")
-            dtype = str(given.dtype).removeprefix("torch.")
-            if tuple(given.shape) != tensor.shape or dtype != tensor.dtype:
-                raise RankError(
-                    f"tensor {number} of the batch is {dtype} of shape {list(given.shape)}, but the graph was captured "
-                    f"with {tensor.dtype} of shape {list(tensor.shape)}; pass whole batches of that shape"
-                )
+        for number, given in enumerate(batch):
+            self._check_tensor(number, given)
         for number, allowed in self.ranges:
             self._check_range(number, batch[number], allowed)
+
+    def cut(self, batch: Sequence[torch.Tensor], place: torch.device) -> list[torch.Tensor]:
+        """What this rank reads of a batch, where its tensors live."""
+        return [
+            (given if tuple(given.shape) == local else given[sides]).to(place)
+            for given, sides, local in zip(batch, self.slices, self.local)
+        ]
+
+    def _check_tensor(self, number: int, given: Any) -> None:
+        tensor = self.expected[number]
+        if not isinstance(given, torch.Tensor):
+            raise RankError(f"tensor {number} of the batch is {type(given).__name__}, not a tensor")
+        dtype, shape = str(given.dtype).removeprefix("torch."), tuple(given.shape)
+        if dtype == tensor.dtype and shape in (tensor.shape, self.local[number]):
+            return
+        axis = self.batch_dims[number] if number < len(self.batch_dims) else None
+        same = axis is not None and len(shape) == len(tensor.shape)
+        ragged = same and all(a == b for i, (a, b) in enumerate(zip(shape, tensor.shape)) if i != axis)
+        remedy = (
+            "a last batch that is smaller cannot be trained on: pass drop_last=True to the DataLoader"
+            if ragged and axis is not None and shape[axis] < tensor.shape[axis] and dtype == tensor.dtype
+            else f"pass whole batches of that shape, or this rank's slice {list(self.local[number])}"
+        )
+        raise RankError(
+            f"tensor {number} of the batch is {dtype} of shape {list(shape)}, but the graph was captured "
+            f"with {tensor.dtype} of shape {list(tensor.shape)}; {remedy}"
+        )
 
     @staticmethod
     def _check_range(number: int, given: torch.Tensor, allowed: Range) -> None:

@@ -40,8 +40,9 @@ def elements(place: Place) -> torch.Tensor:
 
 
 class CounterDraws:
-    def __init__(self, seed: int) -> None:
-        self.seed, self.step = seed, 0
+    def __init__(self, seed: int, place: torch.device) -> None:
+        self.seed, self.step, self.place = seed, 0, place
+        self._counted: dict[int, tuple[Place, torch.Tensor]] = {}  # the counters of each place, which never change
 
     def begin(self) -> None:
         self.step += 1
@@ -51,14 +52,17 @@ class CounterDraws:
         state = torch.zeros((), dtype=torch.int64)
         for word in key:
             state = _mix(state * _signed(0x9E3779B97F4A7C15) + word)
-        bits = _mix(state + elements(place) * _signed(0x9E3779B97F4A7C15))
+        if id(place) not in self._counted:
+            counters = elements(place) * _signed(0x9E3779B97F4A7C15)
+            self._counted[id(place)] = (place, counters.to(self.place))
+        bits = _mix(int(state) + self._counted[id(place)][1])
         uniform = ((bits >> 11) & (_MASK >> 11)).to(torch.float64) * 2.0**-53
         return uniform >= float(place.args["p"])
 
 
 class ReplayDraws:
-    def __init__(self, graph: OperatorGraph, state: torch.Tensor) -> None:
-        self.draws = graph.draws
+    def __init__(self, graph: OperatorGraph, state: torch.Tensor, place: torch.device) -> None:
+        self.draws, self.place = graph.draws, place
         self.generator = torch.Generator()
         self.generator.set_state(state)
         self.masks: dict[int, torch.Tensor] = {}
@@ -77,4 +81,4 @@ class ReplayDraws:
         flat = [[n] for n in mask.shape]
         dims = [[place.step.dims[d].size for d in axis] for axis in place.step.writes[0]]
         box = [place.dims[d] for axis in place.step.writes[0] for d in axis]
-        return reframe(mask, whole(flat), flat, box, dims)
+        return reframe(mask, whole(flat), flat, box, dims).to(self.place)

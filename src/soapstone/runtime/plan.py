@@ -1,34 +1,26 @@
-"""From a simulation to one rank's program: what it computes and what it says to whom, in the simulated order.
+"""From a simulation to one device's program: the segments that it runs, and what it says to whom.
 
-All ranks follow the same order, so that each message finds its receiver waiting for it and no one waits in a circle.
+All devices follow one order of everything that happens anywhere: the simulated one, as far as segments allow, which do
+several tasks in one go. So each message finds its receiver waiting for it, and no one waits in a circle.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from ..simulator import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, Simulation
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Run a part, or take its gradients; `finish`: the steps behind a combine."""
-
-    row: int
-    op: int
-    part: int
-    backward: bool
-    finish: bool
+from ..simulator import COMBINE, SYNC, TRANSFER, Simulation
+from .segments import Key, Layout, Segment, Task, cut_segments
 
 
 @dataclass(frozen=True, slots=True)
-class Combine:
-    """Make the partials of a group whole; backward: the gradients of what they became."""
+class Run:
+    """Run a segment, or take its gradients."""
 
-    row: int
-    op: int
-    group: int
-    ranks: tuple[int, ...]
+    segment: int
     backward: bool
 
 
@@ -49,53 +41,203 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
+class Combine:
+    """Make the partials of a group whole; backward: the gradients of what they became."""
+
+    row: int
+    op: int
+    group: int
+    devices: tuple[int, ...]
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Sync:
     """Sum the gradients of parameter pieces over their holders."""
 
     row: int
     pieces: tuple[tuple[int, int], ...]  # (parameter, piece)
-    ranks: tuple[int, ...]
-
-
-Instruction = Compute | Combine | Send | Receive | Sync
+    devices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    rank: int
-    instructions: tuple[Instruction, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(str(instruction) for instruction in self.instructions)
+class Announce:
+    """Tell every rank the loss."""
 
 
-def make_program(simulation: Simulation, order: list[int], rank: int) -> Program:
-    """The tasks of one rank, in the order of all."""
-    instructions = [i for row in order if (i := _instruction(simulation, row, rank)) is not None]
-    return Program(rank, tuple(instructions))
+Event = Run | Send | Receive | Combine | Sync | Announce
+Order = list[tuple[str, int]]  # what happens anywhere: "forward" or "backward" of a segment, "row" of a task, "loss"
 
 
-def groups_of(simulation: Simulation) -> list[tuple[int, ...]]:
-    """Every set of ranks that meets for an all-reduce, in the same order on all ranks."""
-    native = simulation.native
-    meetings = {tuple(native.task(i).devices) for i in range(len(native)) if native.task(i).kind in (COMBINE, SYNC)}
-    return sorted(ranks for ranks in meetings if len(ranks) > 1)
+class Plan:
+    """What all devices do: `rows` are the tasks in the simulated order, `order` is what rank 0 made of them; None: make
+    it here."""
 
+    def __init__(self, simulation: Simulation, rows: Sequence[int], num_ranks: int, order: Order | None = None) -> None:
+        self.simulation, self.num_ranks = simulation, num_ranks
+        self.layout = Layout(simulation, rows)
+        self.segments = cut_segments(self.layout)
+        self.order = _Ordering(self, rows).result() if order is None else order
 
-def _instruction(simulation: Simulation, row: int, rank: int) -> Instruction | None:
-    task = simulation.native.task(row)
-    if rank not in task.devices:
-        return None
-    if task.kind in (FORWARD, BACKWARD):
-        return Compute(row, task.op, task.part, task.backward, task.finish)
-    if task.kind == COMBINE:
-        return Combine(row, task.op, task.part, tuple(task.devices), task.backward)
-    if task.kind == TRANSFER:
+    @cached_property
+    def loss_devices(self) -> set[int]:
+        """The devices that have the loss."""
+        return set(self.layout.devices[self.layout.producer[self.layout.graph.loss]])
+
+    def program(self, device: int) -> list[Event]:
+        return [event for what, index in self.order if (event := self._event(what, index, device)) is not None]
+
+    def forward_program(self, device: int) -> list[Event]:
+        """What a device does where nobody wants gradients."""
+        training = (Sync, Announce)
+        return [e for e in self.program(device) if not isinstance(e, training) and not e.backward]
+
+    def _event(self, what: str, index: int, device: int) -> Event | None:
+        if what == "loss":
+            return Announce()
+        if what != "row":
+            return Run(index, what == "backward") if self.segments[index].device == device else None
+        task = self.simulation.native.task(index)
+        if device not in task.devices:
+            return None
+        if task.kind == COMBINE:
+            return Combine(index, task.op, task.part, tuple(task.devices), task.backward)
+        if task.kind == SYNC:
+            return Sync(index, tuple(task.pieces), tuple(task.devices))
         source, target = task.devices
-        if rank == source:
-            return Send(row, task.flow, target, task.backward)
-        return Receive(row, task.flow, source, task.backward)
-    if task.kind == SYNC:
-        return Sync(row, tuple(task.pieces), tuple(task.devices))
-    assert KINDS[task.kind] == "update"  # the optimizer's business
-    return None
+        if device == source:
+            return Send(index, task.flow, target, task.backward)
+        return Receive(index, task.flow, source, task.backward)
+
+    def meetings(self) -> dict[tuple[int, ...], int]:
+        """Every set of devices that meets for an all-reduce, and the bytes that it sums."""
+        found: dict[tuple[int, ...], int] = defaultdict(int)
+        native = self.simulation.native
+        for what, index in self.order:
+            if what == "row" and (task := native.task(index)).kind != TRANSFER:
+                found[tuple(task.devices)] += task.bytes
+        return dict(found)
+
+
+class _Ordering:
+    """Everything that happens, and what it waits for."""
+
+    def __init__(self, plan: Plan, rows: Sequence[int]) -> None:
+        self.plan, self.layout, self.segments = plan, plan.layout, plan.segments
+        self.native = plan.simulation.native
+        self.rows, self.position = rows, {row: i for i, row in enumerate(rows)}
+        self.maker: dict[tuple[int, Key], int] = {}
+        self.takers: dict[tuple[int, Key], list[int]] = defaultdict(list)
+        for number, segment in enumerate(self.segments):
+            self.maker.update({(segment.device, key): number for key in segment.gives})
+            for key in segment.takes:
+                self.takers[segment.device, key].append(number)
+        self.nodes: dict[tuple[str, int], tuple[float, str, int]] = {}
+        self.after: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
+
+    def result(self) -> Order:
+        self._collect()
+        waits = dict.fromkeys(self.nodes, 0)
+        followers: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
+        for node in self.nodes:
+            for before in set(self.after[node]) & self.nodes.keys():
+                followers[before].append(node)
+                waits[node] += 1
+        ready = [(*self.nodes[node],) for node, count in waits.items() if not count]
+        heapq.heapify(ready)
+        order: Order = []
+        while ready:
+            _, what, index = heapq.heappop(ready)
+            order.append((what, index))
+            for node in followers[what, index]:
+                waits[node] -= 1
+                if not waits[node]:
+                    heapq.heappush(ready, self.nodes[node])
+        assert len(order) == len(self.nodes), "segments wait for one another"
+        return order
+
+    def _add(self, what: str, index: int, position: float, after: Iterator[tuple[str, int]]) -> None:
+        self.nodes[what, index] = (position, what, index)
+        self.after[what, index] += after
+
+    def _collect(self) -> None:
+        backward = self._backward_positions()
+        for number, segment in enumerate(self.segments):
+            last = max(self.position[task.row] for task in segment.tasks)
+            self._add("forward", number, last, self._before_forward(segment))
+            if any(self.layout.graph.ops[task.op].backward for task in segment.tasks):
+                own = [backward.get((task.op, task.part, task.finish), 0) for task in segment.tasks]
+                self._add("backward", number, max(own), self._before_backward(number))
+        for row in self.rows:
+            task = self.native.task(row)
+            if task.kind in (TRANSFER, COMBINE, SYNC) and len(task.devices) > 1:
+                self._add("row", row, self.position[row], self._before_row(row))
+        if len(self.plan.loss_devices) < self.plan.num_ranks:
+            key = self.layout.home(self.layout.graph.loss, 0)
+            maker = self.maker.get((self.layout.loss_holder, key))
+            made = self._arrival(key) if maker is None else ("forward", maker)
+            self._add("loss", 0, self.nodes.get(made, (0.0, "", 0))[0], iter([made]))
+
+    def _backward_positions(self) -> dict[tuple[int, int, bool], int]:
+        found = {}
+        for row in self.rows:
+            task = self.native.task(row)
+            if task.backward and task.kind not in (TRANSFER, COMBINE, SYNC):
+                found[task.op, task.part, task.finish] = self.position[row]
+        return found
+
+    @cached_property
+    def combines(self) -> dict[tuple[int, int, bool], int]:
+        """The row of each combine among several devices, by (op, group, backward)."""
+        tasks = ((row, self.native.task(row)) for row in self.rows)
+        return {(t.op, t.part, t.backward): row for row, t in tasks if t.kind == COMBINE and len(t.devices) > 1}
+
+    def _arrival(self, key: Key) -> tuple[str, int]:
+        """The task that brings what other devices give."""
+        if key.what == "flow":
+            return "row", self.layout.flows[key.number].forward
+        return "row", self.combines[key.number, key.part, False]
+
+    def _before_forward(self, segment: Segment) -> Iterator[tuple[str, int]]:
+        for key in segment.takes:
+            if key.what not in ("batch", "state"):
+                maker = self.maker.get((segment.device, key))
+                yield self._arrival(key) if maker is None else ("forward", maker)
+
+    def _before_backward(self, number: int) -> Iterator[tuple[str, int]]:
+        segment = self.segments[number]
+        yield "forward", number
+        for key in segment.gives:
+            if key.what == "payload":
+                yield "row", self.layout.flows[key.number].backward
+            elif key.what == "share":
+                yield "row", self.combines.get((key.number, key.part, True), -1)
+            for taker in self.takers.get((segment.device, key), ()):
+                yield "backward", taker
+
+    def _before_row(self, row: int) -> Iterator[tuple[str, int]]:
+        task = self.native.task(row)
+        if task.kind == SYNC:
+            keys = [Key("state", tensor) for tensor, _ in task.pieces]
+            yield from self._backward_of_takers(task.devices, keys)
+        elif task.backward:
+            key = Key("flow", task.flow) if task.kind == TRANSFER else Key("total", task.op, task.part)
+            devices = task.devices[:1] if task.kind == TRANSFER else task.devices
+            yield from self._backward_of_takers(devices, [key])
+            yield self._arrival(key)
+        else:
+            key = Key("payload", task.flow) if task.kind == TRANSFER else Key("share", task.op, task.part)
+            for device in task.devices[:1] if task.kind == TRANSFER else task.devices:
+                yield "forward", self.maker[device, key]
+
+    def _backward_of_takers(self, devices: Sequence[int], keys: Sequence[Key]) -> Iterator[tuple[str, int]]:
+        for device in devices:
+            for key in keys:
+                for taker in self.takers.get((device, key), ()):
+                    yield "backward", taker
+
+
+def tasks_of(plan: Plan, event: Run) -> list[Task]:
+    """The tasks that a run stands for, in the order in which it does them."""
+    tasks = plan.segments[event.segment].tasks
+    return tasks[::-1] if event.backward else tasks

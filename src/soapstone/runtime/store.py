@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from .. import _core
 from ..graph import OperatorGraph, Tensor
 from ..parts import Box, reframe, whole
 from ..simulator import Simulation
+
+STORED = ("parameter", "buffer")
 
 
 def constant(tensor: Tensor) -> torch.Tensor:
@@ -50,21 +52,25 @@ class Shard:
 class Store:
     """All shards of a rank, by tensor of the graph."""
 
-    def __init__(self, simulation: Simulation, rank: int, state: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, simulation: Simulation, device: int, state: Iterable[tuple[str, torch.Tensor]], place: torch.device
+    ) -> None:
         self.graph: OperatorGraph = simulation.graph
-        self.rank = rank
+        self.device = device
         native = simulation.native
-        self.pieces = {
-            i: native.pieces(i) for i, t in enumerate(self.graph.tensors) if t.source in ("parameter", "buffer")
-        }
-        self.shards: dict[int, Shard] = {}
-        for i, pieces in self.pieces.items():
-            boxes = [box for holders, boxes in pieces if rank in holders for box in boxes]
+        known = {tensor.name: i for i, tensor in enumerate(self.graph.tensors) if tensor.source in STORED}
+        self.pieces = {i: native.pieces(i) for i, t in enumerate(self.graph.tensors) if t.source in STORED}
+        self.counters: dict[str, torch.Tensor] = {}
+        found: dict[int, Shard] = {}
+        for name, full in state:
+            if name in self.graph.counters:
+                self.counters[name] = full.detach().clone()
+            i = known.get(name, -1)
+            boxes = [box for holders, boxes in self.pieces.get(i, ()) if device in holders for box in boxes]
             if boxes:
                 hull = [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
-                tensor = self.graph.tensors[i]
-                self.shards[i] = Shard(tensor, self.graph.native.factoring(i), hull, state[tensor.name])
-        self.counters = {name: state[name].detach().clone() for name in self.graph.counters}
+                found[i] = Shard(self.graph.tensors[i], self.graph.native.factoring(i), hull, full.to(place))
+        self.shards = dict(sorted(found.items()))
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for shard in self.shards.values():
@@ -72,17 +78,25 @@ class Store:
                 yield shard.name, shard.tensor
 
     def owned(self, gradients: bool) -> list[tuple[int, Box, torch.Tensor]]:
-        """What this rank is the first holder of: (tensor, box, values)."""
+        """What this rank is the first holder of: (tensor, box, values), on the CPU."""
         found: list[tuple[int, Box, torch.Tensor]] = []
         for i, pieces in self.pieces.items():
             if gradients and not self.graph.tensors[i].grad:
                 continue
             for holders, boxes in pieces:
-                if holders[0] == self.rank:
+                if holders[0] == self.device:
                     shard = self.shards[i]
                     local = shard.gradient() if gradients else shard.tensor.detach()
-                    found += [(i, box, shard.window(local, box).clone()) for box in boxes]
+                    found += [(i, box, shard.window(local, box).to("cpu", copy=True)) for box in boxes]
         return found
+
+    def first_windows(self) -> Iterator[torch.Tensor]:
+        """The gradients that this rank is the first holder of: those of all ranks are each element once."""
+        for i, pieces in self.pieces.items():
+            if self.graph.tensors[i].grad:
+                for holders, boxes in pieces:
+                    if holders[0] == self.device:
+                        yield from (self.shards[i].window(self.shards[i].gradient(), box) for box in boxes)
 
     def assemble(
         self, shares: list[list[tuple[int, Box, torch.Tensor]]], start: Mapping[str, torch.Tensor]

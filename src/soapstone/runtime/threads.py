@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import RankError
+from .transport import Pending
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class ThreadTransport:
         self._expected: dict[int, int] = {}
         self._counts: dict[tuple[int, ...], int] = defaultdict(int)
 
-    def prepare(self, groups: list[tuple[int, ...]]) -> None:
+    def prepare(self, meetings: dict[tuple[int, ...], int]) -> None:
         pass
 
     def expect(self, row: int, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> None:
@@ -64,7 +65,13 @@ class ThreadTransport:
             if hub.strict:
                 hub.wait(lambda: all(held is not letter for held in box), f"rank {self.rank} sends task {row}")
 
-    def receive(self, row: int) -> torch.Tensor:
+    def receive(self, row: int) -> Pending:
+        if not self.hub.strict:
+            return lambda: self._take(row)
+        tensor = self._take(row)
+        return lambda: tensor
+
+    def _take(self, row: int) -> torch.Tensor:
         hub, source = self.hub, self._expected.pop(row)
         with hub.changed:
             box = hub.letters[source, self.rank]
@@ -81,12 +88,12 @@ class ThreadTransport:
             hub.changed.notify_all()
         return tensor
 
-    def all_reduce(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> torch.Tensor:
-        shares = self._round(ranks, row, tensor)
+    def all_reduce(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        shares = self._round(ranks, row, tensor.detach().clone())
         total: torch.Tensor = shares[0].clone()
         for share in shares[1:]:
             total += share
-        return total
+        return lambda: total
 
     def finish(self) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from .build import build
 from .read import trace
 from .workload import Workload
 
-__all__ = ["Workload", "capture"]
+__all__ = ["Workload", "capture", "capture_output"]
 
 
 def capture(
@@ -41,7 +42,24 @@ def capture(
     if type(chunk) is not int or chunk < 1:
         raise CaptureError(f"chunk={chunk!r} is not a number of time steps; use 1 or more")
     settings = Settings(_batch_dims(batch_dim, work.batch), batch_norm, chunk, work.model.training)
-    return build(trace(work, chunk, batch_norm), settings)
+    return build(trace(work.off_meta(), chunk, batch_norm), settings)
+
+
+def capture_output(work: Workload, like: OperatorGraph) -> OperatorGraph:
+    """The graph of a model's output in eval mode, with the settings that its training was captured with. The output
+    stands where a loss would. Raises CaptureError where it is not one tensor."""
+    training, settings = work.model.training, like.settings
+    inputs = Workload(work.model, work.inputs, loss=_as_it_is if work.loss else None, kwargs=work.kwargs)
+    work.model.eval()
+    try:
+        found = trace(inputs.off_meta(), settings.chunk, settings.batch_norm, any_output=True)
+    finally:
+        work.model.train(training)
+    return build(found, replace(settings, batch_dims=settings.batch_dims[: len(inputs.batch)], training=False))
+
+
+def _as_it_is(output: torch.Tensor) -> torch.Tensor:
+    return output
 
 
 def _batch_dims(given: int | Sequence[int | None], batch: tuple[torch.Tensor, ...]) -> tuple[int | None, ...]:

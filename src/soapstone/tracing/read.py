@@ -37,11 +37,12 @@ _BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
 
 
-def trace(work: Workload, chunk: int, batch_norm: str) -> Trace:
-    """The calls of a workload. Raises CaptureError where it cannot be exported, or the loss is no scalar."""
+def trace(work: Workload, chunk: int, batch_norm: str, *, any_output: bool = False) -> Trace:
+    """The calls of a workload. Raises CaptureError where it cannot be exported, or the loss is no scalar; `any_output`
+    takes another tensor in its place."""
     program = export(work)
     try:
-        return _Reader(program, work, Recorder(chunk), batch_norm).read()
+        return _Reader(program, work, Recorder(chunk), batch_norm, any_output).read()
     except GuardOnDataDependentSymNode:
         raise CaptureError("a shape in the model depends on its data; use torch.where or a fixed shape") from None
 
@@ -50,9 +51,14 @@ class _Reader:
     """Walks the exported graph once and writes the trace."""
 
     def __init__(
-        self, program: torch.export.ExportedProgram, work: Workload, recorder: Recorder, batch_norm: str
+        self,
+        program: torch.export.ExportedProgram,
+        work: Workload,
+        recorder: Recorder,
+        batch_norm: str,
+        any_output: bool,
     ) -> None:
-        self.program, self.work, self.recorder = program, work, recorder
+        self.program, self.work, self.recorder, self.any_output = program, work, recorder, any_output
         self.trace = recorder.trace
         self.kinds = {_BATCH_NORM: "local_batch_norm"} if batch_norm == "local" else {}
         self.value_of: dict[fx.Node, int] = {}
@@ -312,6 +318,9 @@ class _Reader:
         if self.trace.loss >= 0:
             raise CaptureError("the loss must be one scalar tensor, not several values; pass a loss= that returns one")
         meta = node.meta["val"] if isinstance(node, fx.Node) else None
+        if meta is not None and self.any_output:
+            self.trace.loss = self._input(node)
+            return
         if meta is None or meta.ndim != 0 or not meta.dtype.is_floating_point:
             found = "no tensor" if meta is None else f"{meta.dtype} of shape {list(meta.shape)}"
             raise CaptureError(f"the loss must be a scalar tensor, not {found}; reduce it, e.g. with .mean()")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +56,18 @@ class Workload:
         kwargs = {name: cast(value) for name, value in self.kwargs.items()}
         return replace(self, model=self.model.to(wanted), inputs=inputs, targets=targets, kwargs=kwargs)
 
+    def off_meta(self) -> Workload:
+        """The same with memory, of which nothing is touched, in place of the meta device's tensors."""
+        if not any(t.is_meta for t in (*self.model.parameters(), *self.model.buffers(), *self.batch)):
+            return self
+
+        def real(value: Any) -> Any:
+            return torch.zeros_like(value, device="cpu") if isinstance(value, torch.Tensor) and value.is_meta else value
+
+        inputs, targets = tuple(map(real, self.inputs)), tuple(map(real, self.targets))
+        kwargs = {name: real(value) for name, value in self.kwargs.items()}
+        return replace(self, model=_off_meta(self.model), inputs=inputs, targets=targets, kwargs=kwargs)
+
     @property
     def batch(self) -> tuple[torch.Tensor, ...]:
         """The example tensors in the order in which a step takes them."""
@@ -70,6 +83,22 @@ class Workload:
         named = dict(zip(self._named, batch[first:last]))
         output = self.model(*batch[:first], **{**self.kwargs, **named})
         return _own_loss(output) if self.loss is None else self.loss(output, *batch[last:])
+
+
+def _off_meta(model: nn.Module) -> nn.Module:
+    twin = deepcopy(model)
+    made: dict[int, torch.Tensor] = {}  # so that tied parameters stay tied
+    for module in twin.modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None or not tensor.is_meta:
+                continue
+            if id(tensor) not in made:
+                empty = torch.empty_like(tensor, device="cpu")
+                trained = nn.Parameter(empty, tensor.requires_grad) if name in module._parameters else empty
+                made[id(tensor)] = trained
+            holder: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+            holder[name] = made[id(tensor)]
+    return twin
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -10,11 +10,26 @@ import torch
 
 from ...errors import SoapstoneError
 from ...graph import ITEM_SIZES, OperatorGraph
-from ...parts import Part
+from ...parts import Draws, Part, Place, record
 from ..protocol import OpTimes, Question
-from .flat import flat
 from .rounds import Timed
 from .tensors import drawn_inputs
+
+Function = Callable[[Sequence[torch.Tensor], Draws | None], list[torch.Tensor]]
+
+
+class Masks:
+    """Dropout masks, each drawn once: where they come from is not timed."""
+
+    def __init__(self) -> None:
+        self._device, self._drawn = torch.get_default_device(), dict[int, torch.Tensor]()
+
+    def keep(self, place: Place) -> torch.Tensor:
+        number = int(place.args["draw"])
+        if number not in self._drawn:
+            drawn = torch.rand(place.shape(), device=self._device)
+            self._drawn[number] = drawn >= float(place.args["p"])
+        return self._drawn[number]
 
 
 class Stage:
@@ -45,7 +60,7 @@ class Trial:
         try:
             inputs = drawn_inputs(graph, part)
             self.stages = _around_combine(part, inputs) if combines else [_whole(part, inputs)]
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
             sizes = ", ".join(f"{dim.name}={n}" for dim, n in zip(part.op.dims, extents))
             raise SoapstoneError(
                 f"op {part.op.name!r} ({part.op.kind}) cannot be measured alone with {sizes}: "
@@ -74,30 +89,35 @@ def bytes_of(graph: OperatorGraph, question: Question) -> int:
 
 
 def _whole(part: Part, inputs: list[torch.Tensor]) -> Stage:
-    return _stage(flat(lambda draws: part.run(inputs, draws), inputs), inputs, inputs, part.op.backward)
+    return _stage(lambda xs, draws: _all_made(part, part.run(xs, draws)), inputs, inputs, part.op.backward)
 
 
 def _around_combine(part: Part, inputs: list[torch.Tensor]) -> list[Stage]:
-    code = flat(lambda draws: [part.partial(inputs, draws)], inputs)
-    before = _stage(code, inputs, inputs, part.op.backward)
+    before = _stage(lambda xs, draws: [part.partial(xs, draws)], inputs, inputs, part.op.backward)
     if not part.op.finishes:
         return [before]
     assert part.op.combine is not None
-    share = code(*inputs)[0].detach()
+    share = part.partial(inputs, Masks()).detach()
     combined = torch.stack([share, share]) if part.op.combine.mode == "gather" else share * 2
     combined.requires_grad_(part.op.backward and combined.is_floating_point())
-    given = [combined, *part.values]
-    code = flat(lambda draws: part.finish(combined, draws), given)
-    return [before, _stage(code, given, [combined, *inputs], part.op.backward)]
+    given = [combined, *part.values.values()]
+    leaves = [combined, *inputs]
+    return [
+        before,
+        _stage(lambda xs, draws: _all_made(part, part.finish(xs[0], draws)), given, leaves, part.op.backward),
+    ]
 
 
-def _stage(
-    code: Callable[..., list[torch.Tensor]],
-    given: Sequence[torch.Tensor],
-    leaves: Sequence[torch.Tensor],
-    backward: bool,
-) -> Stage:
-    forward = partial(code, *given)
+def _all_made(part: Part, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """With the next values of buffers, which are work too."""
+    return [*outputs, *(values for _, values in part.updates.values())]
+
+
+def _stage(function: Function, given: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], backward: bool) -> Stage:
+    """Torch's calls alone are timed, without the Python that decides them: so the runtime runs its segments."""
+    draws = Masks()
+    recording, _ = record(function, given, draws)
+    forward = partial(recording.run, given, draws)
     roots = [y for y in forward() if y.requires_grad]
     wanted = [x for x in leaves if x.requires_grad]
     differentiates = backward and roots and wanted

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ...rules.conv import conv_padding, spatial_names, tuple_of
-from ..place import Place, Tensors, kernel
+from ..place import Place, Tensors, call, kernel
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -16,6 +16,18 @@ _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 def _have(place: Place, i: int, count: int) -> tuple[int, int]:
     """The interval of the input along spatial axis i."""
     return place.needs[0][len(place.needs[0]) - count + i]
+
+
+def _own_padding(
+    place: Place, size: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...]
+) -> bool:
+    """Whether torch can pad: the part has every spatial axis whole, and torch counts as many windows."""
+    for i, name in enumerate(spatial_names(len(size))):
+        n = place.step.reads[0][len(place.step.reads[0]) - len(size) + i][-1].size
+        windows = (n + 2 * before[i] - dilation[i] * (size[i] - 1) - 1) // stride[i] + 1
+        if not place.all_of(name) or _have(place, i, len(size)) != (0, n) or windows != place.size(name):
+            return False
+    return True
 
 
 def _padded(
@@ -41,8 +53,10 @@ def _conv(place: Place, inputs: Tensors) -> torch.Tensor:
     weight = inputs["weight"]
     size = tuple(weight.shape[2:])
     stride, dilation = tuple_of(place.args["stride"], len(size)), tuple_of(place.args["dilation"], len(size))
-    x = _padded(place, inputs["input"], size, stride, conv_padding(place.args, size), dilation, 0.0)
-    y: torch.Tensor = _CONV[len(size)](x, weight, inputs.get("bias"), stride, 0, dilation, place.extent("group"))
+    x, before = inputs["input"], conv_padding(place.args, size)
+    if not _own_padding(place, size, stride, before, dilation):
+        x, before = _padded(place, x, size, stride, before, dilation, 0.0), (0,) * len(size)
+    y: torch.Tensor = _CONV[len(size)](x, weight, inputs.get("bias"), stride, before, dilation, place.extent("group"))
     return y
 
 
@@ -71,9 +85,10 @@ def _max_pool(place: Place, inputs: Tensors) -> torch.Tensor:
     count = int(place.step.kind[-2])
     size = tuple_of(place.args["kernel_size"], count)
     stride, dilation = tuple_of(place.args["stride"], count, size), tuple_of(place.args["dilation"], count)
-    before = tuple_of(place.args["padding"], count)
-    x = _padded(place, inputs["self"], size, stride, before, dilation, -torch.inf)
-    y: torch.Tensor = _MAX_POOL[count](x, size, stride, 0, dilation)
+    x, before = inputs["self"], tuple_of(place.args["padding"], count)
+    if not _own_padding(place, size, stride, before, dilation):
+        x, before = _padded(place, x, size, stride, before, dilation, -torch.inf), (0,) * count
+    y: torch.Tensor = _MAX_POOL[count](x, size, stride, before, dilation)
     return y
 
 
@@ -82,6 +97,8 @@ def _avg_pool(place: Place, inputs: Tensors) -> torch.Tensor:
     count = int(place.step.kind[-2])
     size, before = tuple_of(place.args["kernel_size"], count), tuple_of(place.args["padding"], count)
     stride = tuple_of(place.args["stride"], count, size)
+    if _own_padding(place, size, stride, before, (1,) * count):
+        return call(place, inputs)  # type: ignore[no-any-return]
     x = _padded(place, inputs["self"], size, stride, before, (1,) * count, 0.0)
     if count == 1:
         total = F.avg_pool1d(x, size, stride, 0) * size[0]
@@ -117,6 +134,8 @@ def _bins(place: Place, i: int, count: int) -> list[tuple[int, int]]:
 @kernel("adaptive_avg_pool1d", "adaptive_avg_pool2d")
 def _adaptive_avg_pool(place: Place, inputs: Tensors) -> torch.Tensor:
     """Averages along one axis after the other, as products with a matrix of bins."""
+    if all(map(place.all_of, spatial_names(int(place.step.kind[-2])))):
+        return call(place, inputs)  # type: ignore[no-any-return]
     x, count = inputs["self"], int(place.step.kind[-2])
     for i in range(count):
         axis = x.ndim - count + i

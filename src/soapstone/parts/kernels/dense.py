@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..place import Place, Tensors, combined, compute, kernel
+from ..place import Place, Tensors, call, combined, compute, kernel
 
 
 @combined("matmul", "mm", "bmm", "einsum", "sum", "mean", "embedding", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -33,6 +33,10 @@ class _Linear:
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
         return total + inputs["bias"] if "bias" in inputs else total
 
+    @staticmethod
+    def alone(place: Place, inputs: Tensors) -> torch.Tensor:
+        return F.linear(inputs["input"], inputs["weight"], inputs.get("bias"))
+
 
 @combined("addmm", "baddbmm")
 class _AddProduct:
@@ -45,16 +49,19 @@ class _AddProduct:
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
         return total + inputs["self"] * float(place.args["beta"])
 
+    alone = staticmethod(call)
+
 
 @kernel("embedding")
 def _embedding(place: Place, inputs: Tensors) -> torch.Tensor:
     """Rows that this part has; zeros for the others, which another part looks up."""
     lo, hi = place.interval("vocab")
-    indices = inputs["indices"]
+    indices, padding = inputs["indices"], place.args["padding_idx"]
+    if place.all_of("vocab"):
+        return F.embedding(indices, inputs["weight"], padding if padding >= 0 else None)
     inside = (indices >= lo) & (indices < hi)
     rows = F.embedding(torch.where(inside, indices - lo, 0), inputs["weight"])
-    rows = rows if hi - lo == place.size("vocab") else rows * inside[..., None].to(rows.dtype)
-    padding = place.args["padding_idx"]
+    rows = rows * inside[..., None].to(rows.dtype)
     if padding >= 0:  # this row gets no gradient
         rows = torch.where((indices == padding)[..., None], rows.detach(), rows)
     return rows
@@ -65,9 +72,10 @@ def _attention(place: Place, inputs: Tensors) -> torch.Tensor:
     """Causal parts attend to the keys up to their own last row; the triangle starts at their first."""
     q, k, v, mask = inputs["query"], inputs["key"], inputs["value"], inputs.get("attn_mask")
     gqa = bool(place.args["enable_gqa"]) and q.shape[-3] != k.shape[-3]
-    if place.args["is_causal"]:
+    causal = bool(place.args["is_causal"]) and place.all_of("length")
+    if place.args["is_causal"] and not causal:
         lo, hi = place.interval("length")
         rows, keys = torch.arange(lo, hi)[:, None], torch.arange(k.shape[-2])[None, :]
         mask = keys <= rows
     scale = place.args["scale"]
-    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, False, scale=scale, enable_gqa=gqa)
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)

@@ -117,6 +117,14 @@ class _ClassLoss:
         counted: torch.Tensor = inputs["target"] != place.args["ignore_index"]
         return torch.where(counted, loss, 0)
 
+    @staticmethod
+    def alone(place: Place, inputs: Tensors) -> torch.Tensor:
+        ignore, smoothing = place.args["ignore_index"], float(place.args["label_smoothing"])
+        return F.cross_entropy(
+            inputs["self"], inputs["target"], inputs.get("weight"),
+            ignore_index=ignore, reduction="none", label_smoothing=smoothing,
+        )  # fmt: skip
+
 
 @combined("class_mean")
 class _ClassMean:

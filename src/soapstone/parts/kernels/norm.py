@@ -42,17 +42,8 @@ def _frozen_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
 @kernel("local_batch_norm")
 def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
     """Every part has its own statistics; the first part along the batch and the positions gives the buffers'."""
-    x = inputs["input"]
-    mean, var = inputs.get("running_mean"), inputs.get("running_var")
-    if mean is not None and var is not None:
-        mean, var = mean.clone(), var.clone()
-    y = F.batch_norm(
-        x, mean, var, inputs.get("weight"), inputs.get("bias"), True, place.args["momentum"], place.args["eps"]
-    )
     first = all(lo == 0 for dim, (lo, _) in zip(place.step.dims, place.dims) if dim.name != "channel")
-    if mean is not None and var is not None and first:
-        place.updates.update({3: mean, 4: var})
-    return y
+    return _torch_batch_norm(place, inputs, first)
 
 
 @combined("_native_batch_norm_legit_functional")
@@ -84,6 +75,23 @@ class _BatchNorm:
             place.updates[3] = torch.lerp(inputs["running_mean"], mean.detach(), momentum)
             place.updates[4] = torch.lerp(inputs["running_var"], unbiased, momentum)
         return y + inputs["bias"].view(_channels(x)) if "bias" in inputs else y
+
+    @staticmethod
+    def alone(place: Place, inputs: Tensors) -> torch.Tensor:
+        return _torch_batch_norm(place, inputs, True)
+
+
+def _torch_batch_norm(place: Place, inputs: Tensors, updates: bool) -> torch.Tensor:
+    """torch's own, which changes running statistics in place: a copy of them is their next value."""
+    mean, var = inputs.get("running_mean"), inputs.get("running_var")
+    if mean is not None and var is not None:
+        mean, var = mean.detach().clone(), var.detach().clone()
+    weight, bias = inputs.get("weight"), inputs.get("bias")
+    momentum, eps = place.args["momentum"], place.args["eps"]
+    y = torch.batch_norm(inputs["input"], weight, bias, mean, var, True, momentum, eps, True)
+    if mean is not None and var is not None and updates:
+        place.updates.update({3: mean, 4: var})
+    return y
 
 
 def _channels(x: torch.Tensor) -> list[int]:

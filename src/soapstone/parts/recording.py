@@ -1,0 +1,162 @@
+"""Record what a function does with tensors as a GraphModule: torch's calls, one after the other, and nothing between.
+
+What does not depend on the inputs (masks, indices, counts) is computed once, here, and kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+from torch.overrides import TorchFunctionMode
+
+from .place import Draws, Place
+
+Outputs = list[torch.Tensor]
+Function = Callable[[Sequence[torch.Tensor], Draws | None], Outputs]
+
+_ANSWERS = (bool, int, float)  # a number read from a tensor, which another step might answer otherwise
+_FRESH = {"new_zeros", "new_ones", "new_full", "new_tensor", "zeros_like", "ones_like", "full_like"}
+_LIKE = {"to", "expand_as", "type_as"}  # of a second tensor they read only what it is like
+_STATIC = {"dim", "size", "numel", "is_floating_point", "is_contiguous", "stride", "element_size", "__len__"}
+
+_METHODS = {f: name for name in dir(torch.Tensor) if callable(f := getattr(torch.Tensor, name)) and f.__hash__}
+
+
+class Recording:
+    """A recorded function: `run` does it again on other inputs of the same shapes."""
+
+    def __init__(self, graph: fx.Graph, constants: dict[str, torch.Tensor], places: list[Place]) -> None:
+        self.graph, self._constants, self._places = graph, constants, places
+        self._module: fx.GraphModule | None = None
+
+    @property
+    def module(self) -> fx.GraphModule:
+        if self._module is None:
+            root: dict[str, Any] = dict(self._constants)
+            self._module = fx.GraphModule(root, self.graph, "Segment")
+        return self._module
+
+    def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None) -> Outputs:
+        masks = [draws.keep(place) for place in self._places] if draws is not None else []
+        outputs: Outputs = self.module.forward(*inputs, *masks)
+        return outputs
+
+
+def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | None) -> tuple[Recording, Outputs]:
+    """Call the function, which must not read numbers out of tensors; return what it did, and what it returned."""
+    recorder = _Recorder()
+    for i, tensor in enumerate(inputs):
+        recorder.take(f"x{i}", tensor)
+    seen = None if draws is None else _SeenDraws(draws, recorder)
+    with recorder:
+        outputs = function(inputs, seen)
+    recorder.graph.output([recorder.node_of(tensor) for tensor in outputs])
+    recorder.graph.eliminate_dead_code()
+    return Recording(recorder.graph, recorder.constants, [] if seen is None else seen.places), outputs
+
+
+class _SeenDraws:
+    """Masks become inputs of their own, since each step draws others."""
+
+    def __init__(self, draws: Draws, recorder: _Recorder) -> None:
+        self._draws, self._recorder = draws, recorder
+        self.places: list[Place] = []
+
+    def keep(self, place: Place) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            mask = self._draws.keep(place)
+        self._recorder.take(f"mask{len(self.places)}", mask)
+        self.places.append(place)
+        return mask
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []  # so that no id is used twice
+        self._last_input: fx.Node | None = None
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        with self.graph.inserting_after(self._last_input) if self._last_input else self.graph.inserting_before():
+            self._last_input = self.graph.placeholder(name)
+        self._know(tensor, self._last_input)
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) not in self._nodes:
+            name = f"constant{len(self.constants)}"
+            self.constants[name] = tensor.detach()
+            self._know(tensor, self.graph.get_attr(name))
+        return self._nodes[id(tensor)]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name not in _FRESH and (self._depends(args[:1] if name in _LIKE else args) or self._depends(kwargs)):
+            self._note(func, name, args, kwargs, result)
+        return result
+
+    def _note(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        if isinstance(result, torch.Tensor) and args and _same(args[0], result) and not name.endswith("_"):
+            self._know(result, self.node_of(args[0]))
+            return
+        if not isinstance(result, torch.Tensor | tuple | list) or not _tensors(result):
+            if name == "__setitem__" or (isinstance(result, _ANSWERS) and name not in ("__get__", *_STATIC)):
+                raise AssertionError(f"{name} cannot be recorded")
+            return
+        if name.endswith("_") and not name.endswith("__") and id(args[0]) not in self._nodes:
+            raise AssertionError(f"{name} would change a constant")
+        self._know(result, self._call(func, name, self._to_nodes(args), self._to_nodes(kwargs)))
+
+    def _call(self, func: Any, name: str, args: Any, kwargs: Any) -> fx.Node:
+        if name == "__get__":
+            return self.graph.call_function(getattr, (args[0], func.__self__.__name__))
+        if name == "__getitem__":
+            return self.graph.call_function(operator.getitem, args)
+        if func in _METHODS:
+            return self.graph.call_method(_METHODS[func], args, kwargs)
+        return self.graph.call_function(func, args, kwargs)
+
+    def _know(self, result: Any, node: fx.Node) -> None:
+        self._alive.append(result)
+        if isinstance(result, torch.Tensor):
+            self._nodes[id(result)] = node
+            return
+        for i, item in enumerate(result):
+            if isinstance(item, torch.Tensor):
+                self._know(item, self.graph.call_function(operator.getitem, (node, i)))
+
+    def _to_nodes(self, value: Any) -> Any:
+        return map_aggregate(value, lambda x: self.node_of(x) if isinstance(x, torch.Tensor) else x)
+
+    def _depends(self, value: Any) -> bool:
+        return any(id(tensor) in self._nodes for tensor in _tensors(value))
+
+
+def _same(given: Any, result: torch.Tensor) -> bool:
+    """Whether a call did nothing, such as a reshape to the same shape."""
+    if given is result:
+        return True
+    same = isinstance(given, torch.Tensor) and (given.shape, given.dtype) == (result.shape, result.dtype)
+    return (
+        same and given.data_ptr() == result.data_ptr() and given.stride() == result.stride() and _grows(given, result)
+    )
+
+
+def _grows(given: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether autograd sees both alike; a detached tensor is another one."""
+    return given.requires_grad == result.requires_grad
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_aggregate(value, lambda x: found.append(x) if isinstance(x, torch.Tensor) else None)
+    return found

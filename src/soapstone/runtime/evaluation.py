@@ -1,0 +1,103 @@
+"""A model's output in eval mode, under the strategy that it trains with: a second capture, planned and run forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from .. import _core
+from ..baselines import data_parallel
+from ..errors import RankError, SoapstoneError
+from ..graph import OperatorGraph
+from ..parts import reframe
+from ..simulator import simulate
+from ..strategy import Strategy
+from ..tracing import Workload, capture_output
+from .agreement import agree
+from .batch import BatchCheck
+from .draws import CounterDraws
+from .execute import Executor
+from .plan import Plan
+from .store import Store
+from .weave import lengths
+
+
+class Evaluation:
+    """For inputs of one shape. Shards of the training that fit are read where they are; `stale` says that some do not,
+    and `load` must bring them."""
+
+    def __init__(self, work: Workload, training: Executor, inputs: Sequence[torch.Tensor]) -> None:
+        self._training, transport = training, training.transport
+
+        def prepare() -> Plan:
+            count = len(work.inputs)
+            named = dict(zip([n for n, v in work.kwargs.items() if isinstance(v, torch.Tensor)], inputs[count:]))
+            example = replace(work, inputs=tuple(inputs[:count]), kwargs={**work.kwargs, **named})
+            graph = capture_output(example, training.graph)
+            strategy = _like(graph, training.plan.simulation.strategy)
+            simulation = simulate(graph, strategy.topology, strategy)
+            return Plan(simulation, simulation.order, transport.size)
+
+        plan = agree(transport, prepare)
+        if len(set(transport.exchange(plan.simulation.fingerprint))) > 1:
+            raise RankError("the ranks captured different models in eval mode; give every rank the same model")
+        graph, place, device = plan.layout.graph, training.place, training.device
+        names = {tensor.name for tensor in graph.tensors if tensor.source in ("parameter", "buffer")}
+        blank = (
+            (t.name, torch.zeros(t.shape, dtype=getattr(torch, t.dtype))) for t in graph.tensors if t.name in names
+        )
+        self._store = Store(plan.simulation, device, blank, place)
+        self._share_shards()
+        self.stale = any(transport.exchange(bool(self._missing)))
+        draws = CounterDraws(0, place)
+        self._executor = Executor(plan, device, training.ranks, self._store, transport, draws, place, training=False)
+        self._check = BatchCheck(graph, self._executor.slices)
+        transport.prepare({tuple(training.ranks[d] for d in ds): n for ds, n in plan.meetings().items()})
+
+    def _share_shards(self) -> None:
+        trained = {shard.name: shard for shard in self._training.store.shards.values()}
+        self._missing = []
+        for shard in self._store.shards.values():
+            other = trained.get(shard.name)
+            if other is not None and (list(other.box), other.dims) == (list(shard.box), shard.dims):
+                shard.tensor = other.tensor.detach()
+            else:
+                self._missing.append(shard)
+                shard.tensor = shard.tensor.detach()
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Take what the training keeps elsewhere from the whole state."""
+        for shard in self._missing:
+            shard.tensor.copy_(shard.cut(state[shard.name]))
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        executor, layout = self._executor, self._executor.layout
+        graph = executor.graph
+        agree(executor.transport, lambda: self._check(inputs))
+        found = executor.evaluate(self._check.cut(inputs, executor.place))
+        parts = {layout.home(graph.loss, part): part for part in range(len(layout.results))}
+        own = [(parts[key], tensor.cpu()) for key, tensor in found.items()]
+        tensor = graph.tensors[graph.loss]
+        dims = graph.native.factoring(graph.loss)
+        whole = torch.empty([n for axis in dims for n in axis], dtype=getattr(torch, tensor.dtype))
+        for part, piece in (row for rows in executor.transport.exchange(own) for row in rows):
+            box, own_dims = executor.weaver.output(graph.loss, part)
+            for target in _core.project(list(box), [list(axis) for axis in own_dims], dims):
+                cut = reframe(piece, box, own_dims, target, dims).reshape(lengths(target))
+                whole[tuple(slice(lo, hi) for lo, hi in target)] = cut
+        return whole.reshape(tensor.shape).to(executor.place)
+
+
+def _like(graph: OperatorGraph, trained: Strategy) -> Strategy:
+    """The strategy of the training for the ops that it knows, data parallelism for the others."""
+    strategy = data_parallel(graph, trained.topology)
+    known = {op.name for op in trained.graph.ops}
+    for op in graph.ops:
+        if op.name in known:
+            try:
+                strategy = strategy.replace({op.name: trained[op.name]})
+            except SoapstoneError:  # another op by the same name, or another batch
+                continue
+    return strategy

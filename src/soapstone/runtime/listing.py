@@ -1,0 +1,72 @@
+"""A device's program in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .plan import Announce, Combine, Event, Plan, Receive, Run, Send, Sync, tasks_of
+
+MOST = 4  # names in a line
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event: what it is, what of, with whom, how many bytes move, and when it starts in the simulation (s)."""
+
+    kind: str
+    what: str
+    peers: tuple[int, ...]
+    bytes: int
+    start: float | None
+
+
+def lines(plan: Plan, device: int) -> Iterator[Line]:
+    for event in plan.program(device):
+        yield _line(plan, device, event)
+
+
+def _line(plan: Plan, device: int, event: Event) -> Line:
+    match event:
+        case Run():
+            return _run(plan, event)
+        case Announce():
+            return Line("announce", "the loss", (), 0, None)
+    task = plan.simulation.tasks[event.row]
+    start, size = float(task["start"]) * 1e-9, int(task["bytes"])
+    match event:
+        case Send():
+            return Line("send", _flow(plan, event), (event.target,), size, start)
+        case Receive():
+            return Line("receive", _flow(plan, event), (event.source,), size, start)
+        case Combine():
+            what = f"{'gradient of ' if event.backward else ''}{plan.layout.graph.ops[event.op].name}"
+            return Line("combine", what, _others(event.devices, device), size, start)
+        case Sync():
+            names = dict.fromkeys(plan.layout.graph.tensors[tensor].name for tensor, _ in event.pieces)
+            return Line("sync", shortened(list(names)), _others(event.devices, device), size, start)
+
+
+def _others(devices: Sequence[int], device: int) -> tuple[int, ...]:
+    return tuple(other for other in devices if other != device)
+
+
+def _run(plan: Plan, event: Run) -> Line:
+    tasks, ops = tasks_of(plan, event), plan.layout.graph.ops
+    names = [f"{ops[task.op].name}[{task.part}]" + (" finish" if task.finish else "") for task in tasks]
+    row = min(int(plan.simulation.tasks[task.row]["start"]) for task in tasks)
+    start = None if event.backward else row * 1e-9
+    return Line("backward" if event.backward else "forward", shortened(names), (), 0, start)
+
+
+def _flow(plan: Plan, event: Send | Receive) -> str:
+    flow = plan.layout.flows[event.flow]
+    name = plan.layout.graph.ops[plan.layout.producer[flow.tensor]].name
+    return f"{'gradient of ' if event.backward else ''}{name}[{flow.part}]"
+
+
+def shortened(names: list[str]) -> str:
+    """The first and the last of many."""
+    if len(names) <= MOST:
+        return ", ".join(names)
+    return f"{', '.join(names[: MOST - 1])}, ... {names[-1]} ({len(names)})"

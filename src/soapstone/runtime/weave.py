@@ -1,0 +1,253 @@
+"""Run the tasks of a segment on real tensors: put their inputs together, run their parts, cut out what others read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+
+from .. import _core
+from ..parts import Box, Draws, Part, local_shape, reframe, whole
+from .segments import Key, Layout, Segment, Task, kept, kept_values
+from .store import Shard, constant
+
+Piece = tuple[Box, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A box of a tensor, over some dims."""
+
+    tensor: torch.Tensor
+    box: Box
+    dims: Sequence[Sequence[int]]
+
+    def cut(self, box: Box, dims: Sequence[Sequence[int]]) -> torch.Tensor:
+        return reframe(self.tensor, self.box, self.dims, box, dims)
+
+
+class Weaver:
+    """What all segments of a device have in common."""
+
+    def __init__(self, layout: Layout, device: int, shards: Mapping[int, Shard]) -> None:
+        self.layout, self.device, self.shards = layout, device, shards
+        self.graph = layout.graph
+        self.needs = {tensor: self._need(tensor) for tensor in self.graph.inputs}
+
+    @cached_property
+    def constants(self) -> dict[int, torch.Tensor]:
+        return {i: constant(t) for i, t in enumerate(self.graph.tensors) if t.source == "constant"}
+
+    def _need(self, tensor: int) -> Box:
+        """The box of an input that the device's parts read, over its axes; empty where they read none of it."""
+        shape = self.graph.tensors[tensor].shape
+        flat = [[n] for n in shape]
+        boxes: list[Box] = []
+        for task in self.layout.tasks.get(self.device, ()):
+            for number, operand in enumerate(self.graph.ops[task.op].inputs):
+                if operand.tensor == tensor and not task.finish:
+                    dims = [list(axis) for axis in self.graph.ops[task.op].values[operand.value].factoring]
+                    boxes += _core.project(list(self.part(task.op, task.part).input_box(number)), dims, flat)
+        boxes = [box for box in boxes if all(hi > lo for lo, hi in box)]
+        if not boxes:
+            return [(0, 0) for _ in shape]
+        return [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
+
+    def output(self, tensor: int, out_part: int) -> tuple[Box, Sequence[Sequence[int]]]:
+        """The box of an output part, and the dims that it is over."""
+        index = self.layout.producer[tensor]
+        op = self.graph.ops[index]
+        number = next(n for n, operand in enumerate(op.outputs) if operand.tensor == tensor)
+        box = self.part(index, self.layout.first_part(index, out_part)).output_box(number)
+        return box, op.values[op.outputs[number].value].factoring
+
+    def part(self, op: int, part: int) -> Part:
+        return Part(self.graph, op, self.layout.degrees[op], part)
+
+    def run(self, segment: Segment, inputs: Sequence[torch.Tensor], draws: Draws | None) -> list[torch.Tensor]:
+        """What the segment gives, of what it takes."""
+        run = _Run(self, dict(zip(segment.takes, inputs)), draws)
+        for task in segment.tasks:
+            run.execute(task)
+        segment.gives = [key for key in segment.gives if key in run.values]  # some parts update no buffer
+        return [run.values[key] for key in segment.gives]
+
+
+class _Run:
+    def __init__(self, weaver: Weaver, values: dict[Key, torch.Tensor], draws: Draws | None) -> None:
+        self.weaver, self.values, self.draws = weaver, values, draws
+        self.layout, self.graph, self.device = weaver.layout, weaver.graph, weaver.device
+
+    def execute(self, task: Task) -> None:
+        if task.deliver:
+            self._cut_payloads(task)
+        elif task.finish:
+            self._finish(task)
+        elif self.layout.groups[task.op]:
+            self._partial(task)
+        else:
+            part = self.weaver.part(task.op, task.part)
+            self._keep(task, part, part.run(self._inputs(task, part), self.draws))
+
+    def _partial(self, task: Task) -> None:
+        op, layout = self.graph.ops[task.op], self.layout
+        part = self.weaver.part(task.op, task.part)
+        self.values[Key("partial", task.op, task.part)] = part.partial(self._inputs(task, part), self.draws)
+        for value in kept_values(op):
+            self.values[kept(task.op, task.part, value)] = part.values[value]
+        if (task.op, task.part) not in layout.adders:
+            return
+        crosses = layout.crosses(task.op, task.part)
+        key = Key("share" if crosses else "total", task.op, layout.group(task.op, task.part))
+        self.values[key] = self._added(task)
+        if not crosses and not op.finishes:
+            self._cut_payloads(task)
+
+    def _added(self, task: Task) -> torch.Tensor:
+        """The partials of a group that this device has, together: summed, or side by side with gaps for the others."""
+        combine, mates = self.graph.ops[task.op].combine, self.layout.mates(task.op, task.part)
+        mine = {p: self.values.get(Key("partial", task.op, p)) for p in mates}
+        shares = [x if self.layout.devices[task.op][p] == self.device else None for p, x in mine.items()]
+        own = [x for x in shares if x is not None]
+        if combine is not None and combine.mode == "gather":
+            empty = torch.zeros_like(own[0])
+            return torch.stack([empty if x is None else x for x in shares])
+        total = own[0]
+        for share in own[1:]:
+            total = total + share
+        return total
+
+    def _finish(self, task: Task) -> None:
+        op = self.graph.ops[task.op]
+        part = self.weaver.part(task.op, task.part)
+        part.values.update({value: self.values[kept(task.op, task.part, value)] for value in kept_values(op)})
+        behind = {value for step in op.steps[op.head :] for value in step.inputs}
+        for number, operand in enumerate(op.inputs):
+            if operand.value in behind:
+                part.values[operand.value] = self._input(task, part, number)
+        total = self.values[Key("total", task.op, self.layout.group(task.op, task.part))]
+        self._keep(task, part, part.finish(total, self.draws))
+
+    def _keep(self, task: Task, part: Part, outputs: list[torch.Tensor]) -> None:
+        """Outputs for their readers, and the next values of buffers for the step's end."""
+        made = self.layout.output_part(task.op, task.part)
+        for operand, output in zip(part.op.outputs, outputs):
+            self.values[Key("made", operand.tensor, made)] = output
+        for tensor, (_, values) in part.updates.items():
+            self.values[Key("update", tensor, task.part)] = values.detach()
+        self._cut_payloads(task)
+
+    # Inputs
+
+    def _inputs(self, task: Task, part: Part) -> list[torch.Tensor]:
+        return [self._input(task, part, number) for number in range(len(part.op.inputs))]
+
+    def _input(self, task: Task, part: Part, number: int) -> torch.Tensor:
+        operand = part.op.inputs[number]
+        tensor = self.graph.tensors[operand.tensor]
+        box, dims = part.input_box(number), part.op.values[operand.value].factoring
+        held = self._held_input(task, number)
+        if held is None:  # nothing of it is read
+            return torch.zeros(local_shape(box, dims), dtype=getattr(torch, tensor.dtype))
+        return held.cut(box, dims)
+
+    def _held_input(self, task: Task, number: int) -> Held | None:
+        index = self.graph.ops[task.op].inputs[number].tensor
+        match self.graph.tensors[index].source:
+            case "parameter" | "buffer":
+                shard = self.weaver.shards.get(index)
+                return None if shard is None else Held(self.values[Key("state", index)], shard.box, shard.dims)
+            case "op":
+                return self._gathered(task, number, index)
+            case source:  # an input or a constant
+                flat = [[n] for n in self.graph.tensors[index].shape]
+                if source == "constant":
+                    return Held(self.weaver.constants[index], whole(flat), flat)
+                return Held(self.values[Key("batch", index)], self.weaver.needs[index], flat)
+
+    def _gathered(self, task: Task, number: int, index: int) -> Held | None:
+        """An input, put together from the flows that carry it."""
+        hull, flows = self.layout.native.fetch(task.op, task.part, number)
+        if not flows:
+            return None
+        dims = self.layout.dims[index]
+        pieces: list[Piece] = []
+        for flow, boxes in flows:
+            held = self._arrived(flow)
+            if len(flows) == 1 and boxes == [hull]:
+                return held
+            pieces += [(box, held.cut(box, dims).reshape(lengths(box))) for box in boxes]
+        return Held(tiled(hull, pieces).reshape(local_shape(hull, dims)), hull, dims)
+
+    def _arrived(self, number: int) -> Held:
+        """What a flow carries, on this device."""
+        flow = self.layout.flows[number]
+        if flow.source == self.device:
+            return self._made(flow.tensor, flow.part)
+        dims, dtype = self.layout.dims[flow.tensor], getattr(torch, self.graph.tensors[flow.tensor].dtype)
+        payload = self.values[Key("flow", number)].to(dtype)
+        return Held(payload.reshape(local_shape(flow.hull, dims)), flow.hull, dims)
+
+    def _made(self, tensor: int, out_part: int) -> Held:
+        """An output that is on this device."""
+        box, dims = self.weaver.output(tensor, out_part)
+        return Held(self.values[self.layout.home(tensor, out_part)], box, dims)
+
+    # Outputs
+
+    def _cut_payloads(self, task: Task) -> None:
+        for key in self.layout.payloads(task, self.device):
+            flow = self.layout.flows[key.number]
+            held, dims = self._made(flow.tensor, flow.part), self.layout.dims[flow.tensor]
+            made = _core.project(list(held.box), [list(axis) for axis in held.dims], dims)
+            boxes = [both for box in made if (both := _intersect(box, flow.hull)) is not None]
+            pieces = [(box, held.cut(box, dims).reshape(lengths(box))) for box in boxes]
+            payload = tiled(flow.hull, pieces).contiguous()
+            self.values[key] = payload.to(torch.uint8) if payload.dtype == torch.bool else payload
+
+
+def tiled(hull: Box, pieces: list[Piece]) -> torch.Tensor:
+    """The tensor over a hull that these disjoint pieces make up, zero where none lies."""
+    for axis in range(len(hull)):
+        slabs = _slabs(hull, pieces, axis)
+        if len(slabs) > 1:
+            return torch.cat([tiled(slab, inside) for slab, inside in slabs], axis)
+    if len(pieces) == 1 and list(pieces[0][0]) == list(hull):
+        return pieces[0][1]
+    some = pieces[0][1] if pieces else None
+    if some is None:
+        raise AssertionError("a slab without a piece has no type")
+    total = None
+    for box, tensor in pieces:
+        pads = [n for (lo, hi), (start, end) in reversed(list(zip(box, hull))) for n in (lo - start, end - hi)]
+        padded = F.pad(tensor, pads)
+        total = padded if total is None else total + padded
+    assert total is not None
+    return total
+
+
+def _slabs(hull: Box, pieces: list[Piece], axis: int) -> list[tuple[Box, list[Piece]]]:
+    """Cut a hull along an axis wherever no piece is cut and every slab has one."""
+    found: list[tuple[Box, list[Piece]]] = []
+    start, reach, inside = hull[axis][0], hull[axis][0], list[Piece]()
+    for piece in sorted(pieces, key=lambda piece: piece[0][axis][0]):
+        lo, hi = piece[0][axis]
+        if inside and lo >= reach:
+            found.append(([*hull[:axis], (start, lo), *hull[axis + 1 :]], inside))
+            start, inside = lo, []
+        inside.append(piece)
+        reach = max(reach, hi)
+    found.append(([*hull[:axis], (start, hull[axis][1]), *hull[axis + 1 :]], inside))
+    return found
+
+
+def lengths(box: Box) -> list[int]:
+    return [hi - lo for lo, hi in box]
+
+
+def _intersect(a: Box, b: Box) -> Box | None:
+    both = [(max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b)]
+    return None if any(lo >= hi for lo, hi in both) else both

@@ -1,0 +1,58 @@
+"""Where a model's first weights come from: every rank's own, rank 0's, or none yet (the meta device)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from ..errors import RankError
+from .transport import Transport
+
+_DRAWING = threading.Lock()  # torch's generator is one for all threads
+CHOICES = ("broadcast", "verify")
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, under all of their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
+def is_meta(model: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in state_of(model).values())
+
+
+@torch.no_grad()
+def broadcast(transport: Transport, model: nn.Module) -> None:
+    """Give every rank's model rank 0's values, tensor by tensor."""
+    everyone = tuple(range(transport.size))
+    for tensor in dict.fromkeys(state_of(model).values()):
+        plain = tensor.detach().to(torch.uint8) if tensor.dtype == torch.bool else tensor.detach()
+        given = plain.clone() if transport.rank == 0 else torch.zeros_like(plain)
+        tensor.copy_(transport.all_reduce(-3, given, everyone)())
+
+
+def materialised(model: nn.Module, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """First values of a model on the meta device, one module at a time by its own `reset_parameters`, each dropped
+    before the next is made. Raises RankError for a module that has none."""
+    with _DRAWING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for path, module in model.named_modules():
+            own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            if not any(tensor.is_meta for _, tensor in own):
+                yield from ((f"{path}.{name}".lstrip("."), tensor) for name, tensor in own)
+                continue
+            reset = getattr(module, "reset_parameters", None)
+            if not callable(reset):
+                kind = type(module).__name__
+                raise RankError(
+                    f"module {path or kind!r} is on the meta device and has no reset_parameters to get its first "
+                    "values from; give it one, or build the model on the CPU"
+                )
+            module.to_empty(device="cpu", recurse=False)
+            module.reset_parameters()
+            real = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            yield from ((f"{path}.{name}".lstrip("."), tensor) for name, tensor in real)
+            module._apply(lambda tensor: torch.empty_like(tensor, device="meta"), recurse=False)

@@ -1,0 +1,312 @@
+"""What people need around a step: accumulation, clipping, evaluation, slices of a batch, ranks, first weights."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import nn
+
+import soapstone as ss
+from soapstone.runtime import Parallel, ThreadTransport
+
+from .models import CASES, MORE, ONE_AT_A_TIME
+from .training import optimizer_of, train_plain, train_threads
+
+ALL = CASES | MORE
+T = TypeVar("T")
+
+
+def captured(name: str) -> ss.OperatorGraph:
+    with ONE_AT_A_TIME:
+        return _captured(name)
+
+
+@cache
+def _captured(name: str) -> ss.OperatorGraph:
+    return ss.capture(ALL[name].workload())
+
+
+def on_threads(
+    name: str, seed: int, ranks: int, act: Callable[[Parallel], T], work: Callable[[], ss.Workload] | None = None
+) -> list[T]:
+    topology = ss.Topology.parse(f"cpu:1x{ranks}")
+    strategy = ss.baselines.random(captured(name), topology, seed=seed)
+    works = [(work or ALL[name].workload)() for _ in range(ranks)]
+
+    def run(rank: int, transport: ThreadTransport) -> T:
+        return act(ss.parallelize(works[rank], captured(name), topology, strategy, transport=transport))
+
+    torch.manual_seed(3)
+    return ss.run_threads(ranks, run, strict=True)
+
+
+def gradients(work: ss.Workload, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    for batch in batches:
+        work.compute_loss(*batch).backward()  # type: ignore[no-untyped-call]
+    return {n: p.grad for n, p in work.model.named_parameters() if p.grad is not None}
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.allclose(found[name], tensor, rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_accumulate_until_a_step_that_syncs(seed: int) -> None:
+    batches = ALL["mlp"].batches(3)
+
+    def act(parallel: Parallel) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        for batch in batches[:-1]:
+            parallel.step(*batch, sync=False)
+        parallel.step(*batches[-1])
+        summed = parallel.gradients()
+        parallel.step(*batches[0])  # which begins anew
+        return summed, parallel.gradients()
+
+    for summed, anew in on_threads("mlp", seed, 3, act):
+        assert_close(summed, gradients(ALL["mlp"].workload(), batches))
+        assert_close(anew, gradients(ALL["mlp"].workload(), batches[:1]))
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.5, float("inf")])
+@pytest.mark.parametrize("max_norm", [1e-3, 1e3])
+def test_gradients_are_clipped_as_torch_does_it(norm_type: float, max_norm: float) -> None:
+    batch = ALL["mlp"].batches(1)
+    work = ALL["mlp"].workload()
+    gradients(work, batch)
+    wanted = nn.utils.clip_grad_norm_(work.model.parameters(), max_norm, norm_type)
+
+    def act(parallel: Parallel) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        parallel.step(*batch[0])
+        return parallel.clip_grad_norm_(max_norm, norm_type), parallel.gradients()
+
+    for norm, clipped in on_threads("mlp", 1, 3, act):
+        assert torch.allclose(norm, wanted, rtol=1e-9)
+        assert_close(clipped, {n: p.grad for n, p in work.model.named_parameters() if p.grad is not None})
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", range(4))
+def test_evaluation_equals_the_model_in_eval_mode(name: str, seed: int) -> None:
+    batches = ALL[name].batches(2)
+    inputs = batches[1][:1]
+    shapes = [inputs, [x[:3] for x in inputs]]  # of any batch size
+
+    def act(parallel: Parallel) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        before = [parallel.evaluate(*inputs) for inputs in shapes]
+        optimizer = optimizer_of(parallel.parameters())
+        parallel.step(*batches[0])
+        optimizer.step()
+        return [*before, parallel.evaluate(*inputs)], parallel.state_dict()
+
+    work = ALL[name].workload()
+    work.model.eval()
+    with torch.no_grad():
+        wanted = [work.model(*inputs) for inputs in shapes]
+    for outputs, state in on_threads(name, seed, 1 + seed, act):
+        other = ALL[name].workload().model.eval()
+        other.load_state_dict(state)
+        for found, output in zip(outputs, [*wanted, other(*inputs)], strict=True):
+            assert torch.allclose(found, output, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rank_may_pass_just_what_it_reads(name: str, seed: int) -> None:
+    batch = ALL[name].batches(1)[0]
+
+    def act(parallel: Parallel) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+        whole = parallel.step(*batch)
+        found = parallel.gradients()
+        parallel._executor.draws.step = 0  # type: ignore[union-attr]  # the same masks again
+        local = parallel.step(*(x[s].clone() for x, s in zip(batch, parallel.slices, strict=True)))
+        assert_close(parallel.gradients(), found)
+        return whole, found, local
+
+    for whole, _, local in on_threads(name, seed, 2 + seed % 3, act):
+        assert torch.equal(whole, local)
+
+
+def test_data_parallel_ranks_read_their_own_samples() -> None:
+    graph, topology = captured("mlp"), ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.data_parallel(graph, topology)
+
+    def run(rank: int, transport: ThreadTransport) -> tuple[slice, ...]:
+        return ss.parallelize(ALL["mlp"].workload(), graph, topology, strategy, transport=transport).slices[0]
+
+    size = ALL["mlp"].batches(1)[0][0].shape[0]
+    first, second = ss.run_threads(2, run)
+    assert (first[0], second[0]) == (slice(0, size // 2), slice(size // 2, size))
+
+
+def test_a_ragged_last_batch_is_told_of_drop_last() -> None:
+    batch = ALL["mlp"].batches(1)[0]
+
+    def act(parallel: Parallel) -> str:
+        with pytest.raises(ss.SoapstoneError) as caught:
+            parallel.step(*(x[:-1] for x in batch))
+        return str(caught.value)
+
+    assert all("drop_last=True" in message for message in on_threads("mlp", 0, 2, act))
+
+
+def test_ranks_can_be_mapped_to_devices_and_idle_ones_hear_the_loss() -> None:
+    graph, topology = captured("cnn"), ss.Topology.parse("cpu:1x2")
+    batches = ALL["cnn"].batches(2)
+    wanted = train_plain(ALL["cnn"].workload(), batches)
+    strategy = ss.baselines.random(graph, topology, seed=2)
+    works = [ALL["cnn"].workload() for _ in range(4)]
+
+    def run(rank: int, transport: ThreadTransport) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], int]:
+        parallel = ss.parallelize(
+            works[rank], graph, topology, strategy, dropout="replay", ranks=[3, 1], transport=transport
+        )
+        optimizer = optimizer_of(parallel.parameters())
+        losses = []
+        for batch in batches:
+            losses.append(parallel.step(*batch))
+            optimizer.step()
+        return losses, parallel.state_dict(), len(list(parallel.named_parameters()))
+
+    torch.manual_seed(5)
+    found = ss.run_threads(4, run, strict=True)
+    for losses, state, _ in found:
+        for a, b in zip(losses, wanted.losses, strict=True):
+            assert torch.allclose(a, b, rtol=1e-9)
+        for name, tensor in wanted.state.items():
+            assert torch.allclose(state[name], tensor, rtol=1e-7, atol=1e-10), name
+    assert [count > 0 for _, _, count in found] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 0], [0, 2], [0, "1"]])
+def test_a_mapping_that_does_not_fit_is_refused(ranks: list[int]) -> None:
+    graph, topology = captured("mlp"), ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.data_parallel(graph, topology)
+
+    def run(rank: int, transport: ThreadTransport) -> None:
+        with pytest.raises(ss.SoapstoneError, match="does not name one of 2 ranks"):
+            ss.parallelize(ALL["mlp"].workload(), graph, topology, strategy, ranks=ranks, transport=transport)
+
+    ss.run_threads(2, run)
+
+
+def _on_meta(name: str) -> ss.Workload:
+    work = ALL[name].workload()
+    work.model.to("meta")
+    return work
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_a_model_on_the_meta_device_gets_its_weights_shard_by_shard(name: str) -> None:
+    def act(parallel: Parallel) -> dict[str, torch.Tensor]:
+        parallel.step(*ALL[name].batches(1)[0])
+        return parallel.state_dict()
+
+    graph = captured(name)
+    assert graph.fingerprint == ss.capture(_on_meta(name)).fingerprint
+    torch.manual_seed(3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        wanted = ALL[name].model().state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for state in on_threads(name, 1, 3, act, lambda: _on_meta(name)):
+        for parameter in (n for n, _ in ALL[name].model().named_parameters()):
+            assert state[parameter].device.type == "cpu"
+            assert torch.equal(state[parameter], wanted[parameter]), parameter
+
+
+class Unready(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def test_a_meta_module_without_first_values_is_named() -> None:
+    work = ss.Workload(nn.Sequential(Unready()).to("meta"), (torch.ones(2, 4),), loss=lambda y: y.sum())
+    graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x1")
+    strategy = ss.baselines.data_parallel(graph, topology)
+
+    def run(rank: int, transport: ThreadTransport) -> None:
+        with pytest.raises(ss.SoapstoneError, match="module '0' is on the meta device and has no reset_parameters"):
+            ss.parallelize(work, graph, topology, strategy, transport=transport)
+
+    ss.run_threads(1, run)
+
+
+OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "adam, foreach": lambda parameters: torch.optim.Adam(parameters, lr=1e-2, foreach=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_elementwise_optimizers_train_like_one_device(
+    optimizer: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.training.optimizer_of", OPTIMIZERS[optimizer])
+    batches = ALL["gpt"].batches(3)
+    wanted = train_plain(ALL["gpt"].workload(), batches)
+    strategy = ss.baselines.random(captured("gpt"), ss.Topology.parse(f"cpu:1x{2 + seed}"), seed=seed)
+    for record in train_threads(ALL["gpt"].workload, captured("gpt"), strategy, batches):
+        # A gradient that is truly zero is noise, which these divide by itself: so only gradients are compared.
+        for found, gradients in zip(record.gradients, wanted.gradients, strict=True):
+            largest = max(tensor.abs().max() for tensor in gradients.values())
+            for name, tensor in gradients.items():
+                assert torch.allclose(found[name], tensor, rtol=1e-6, atol=1e-6 * float(largest)), name
+
+
+def test_autocast_trains_like_one_device() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    batch = torch.randn(8, 8), torch.randint(0, 4, (8,))
+
+    def make() -> ss.Workload:
+        own = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        own.load_state_dict(state)
+        return ss.Workload(own, batch[:1], loss=nn.functional.cross_entropy, targets=batch[1:])
+
+    with torch.autocast("cpu", torch.bfloat16):
+        graph = ss.capture(make())
+        loss = make().compute_loss(*batch)
+    assert any(tensor.dtype == "bfloat16" for tensor in graph.tensors)
+    topology = ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.data_parallel(graph, topology)
+    works = [make(), make()]
+
+    def run(rank: int, transport: ThreadTransport) -> torch.Tensor:
+        return ss.parallelize(works[rank], graph, topology, strategy, transport=transport).step(*batch)
+
+    for found in ss.run_threads(2, run, strict=True):
+        assert torch.allclose(found, loss, rtol=1e-5)
+
+
+def test_memory_does_not_grow_over_a_thousand_steps() -> None:
+    batch = ALL["mlp"].batches(1)[0]
+
+    def act(parallel: Parallel) -> tuple[int, int]:
+        optimizer = optimizer_of(parallel.parameters())
+        counts = []
+        for steps in (20, 1000):
+            for _ in range(steps):
+                parallel.step(*batch)
+                optimizer.step()
+            gc.collect()
+            counts.append(sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects()))
+        return counts[0], counts[1]
+
+    (before, after), *_ = on_threads("mlp", 1, 1, act)
+    assert after <= before
