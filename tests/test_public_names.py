@@ -8,6 +8,7 @@ import soapstone
 PUBLIC_NAMES = [
     "AnalyticCosts",
     "Configuration",
+    "MeasuredCosts",
     "OperatorGraph",
     "Simulation",
     "Simulator",

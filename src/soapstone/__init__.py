@@ -20,12 +20,14 @@ from .topology import Topology
 
 if TYPE_CHECKING:
     from . import zoo
+    from .costs.measured import MeasuredCosts
     from .runtime import parallelize, run_threads
     from .tracing import Workload, capture
 
 __all__ = [
     "AnalyticCosts",
     "Configuration",
+    "MeasuredCosts",
     "OperatorGraph",
     "Simulation",
     "Simulator",
@@ -44,7 +46,13 @@ __all__ = [
     "zoo",
 ]
 
-_LAZY = {"Workload": "tracing", "capture": "tracing", "parallelize": "runtime", "run_threads": "runtime"}
+_LAZY = {
+    "MeasuredCosts": "costs.measured",
+    "Workload": "tracing",
+    "capture": "tracing",
+    "parallelize": "runtime",
+    "run_threads": "runtime",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ..errors import SoapstoneError
-from . import cluster, optimize, predict, show, training
+from . import cluster, optimize, predict, profile, show, training
 
 __all__ = ["main", "run"]
 
@@ -25,6 +25,7 @@ app.command("topologies")(predict.topologies)
 app.command("simulate")(predict.simulate_command)
 app.command("search")(optimize.search_command)
 app.command("compare")(optimize.compare)
+app.command("profile")(profile.profile)
 app.command("plan")(training.plan_command)
 app.command("calibrate")(cluster.calibrate)
 app.command("train")(training.train)

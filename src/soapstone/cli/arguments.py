@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ..baselines import BASELINES
+from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..loading import Request
@@ -26,6 +27,7 @@ TopologyName = Annotated[
 ]
 StrategyName = Annotated[str, typer.Option("-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
+CostsName = Annotated[str, typer.Option("--costs", help="analytic: from a table; measured: of this machine's device.")]
 BucketBytes = Annotated[
     int | None,
     typer.Option(
@@ -43,6 +45,7 @@ class Case:
     topology: Topology
     optimizer: str
     bucket_bytes: int | None
+    costs: Costs
 
     @property
     def model(self) -> str:
@@ -51,12 +54,16 @@ class Case:
     @property
     def training(self) -> dict[str, Any]:
         """What simulations and searches want to know beside the graph and the topology."""
-        return {"optimizer": self.optimizer, "bucket_bytes": self.bucket_bytes or 0}
+        return {"costs": self.costs, "optimizer": self.optimizer, "bucket_bytes": self.bucket_bytes or 0}
 
     @property
     def running(self) -> dict[str, Any]:
         """The same for what really runs: it joins gradients, unless it is told not to."""
         return self.training | ({} if self.bucket_bytes is not None else {"bucket_bytes": BUCKET_BYTES})
+
+    @property
+    def is_measured(self) -> bool:
+        return not isinstance(self.costs, AnalyticCosts)
 
     def strategy(self, name: str) -> Strategy:
         """A baseline, or the strategy in a file. Raises StrategyError."""
@@ -79,10 +86,12 @@ def read_case(
     chunk: Chunk = 1,
     batch_norm: BatchNorm = "global",
     fresh: Fresh = False,
+    costs: CostsName = "analytic",
 ) -> Case:
     machines = topology_of(topology)
+    found = costs_of(costs, machines)
     request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines)
-    return Case(request, captured(request, fresh), machines, optimizer, bucket_bytes)
+    return Case(request, captured(request, fresh), machines, optimizer, bucket_bytes, found)
 
 
 def topology_of(name: str) -> Topology:
@@ -90,6 +99,20 @@ def topology_of(name: str) -> Topology:
     if name == "here":
         return Topology.detect()
     return Topology.load(name) if name.endswith((".yaml", ".yml")) else Topology.parse(name)
+
+
+def costs_of(name: str, topology: Topology) -> Costs:
+    """Raises SoapstoneError for costs that there are not, or that this machine cannot measure."""
+    if name == "analytic":
+        return AnalyticCosts()
+    if name != "measured":
+        raise SoapstoneError(f"there are no costs {name!r}; use analytic or measured")
+    from ..costs.measured import MeasuredCosts  # loads torch
+
+    costs = MeasuredCosts("cpu" if topology.devices[0].kind.startswith("cpu") else "cuda")
+    for kind in dict.fromkeys(device.kind for device in topology.devices):
+        costs.machine.check_kind(kind)
+    return costs
 
 
 def takes_case(command: Callable[..., None]) -> Callable[..., None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from rich.console import Console
 from rich.markup import escape
@@ -53,12 +54,41 @@ class Live:
         return "; ".join(facts)
 
 
+class Measuring:
+    """Hears which share of the times is known and shows it."""
+
+    def __init__(self, what: str, bar: Bar | None, console: Console) -> None:
+        self.what, self.bar, self.console = what, bar, console
+        self._task = None if bar is None else bar.add_task(escape(what), total=1.0, facts="")
+        self._told = monotonic()
+
+    def __call__(self, share: float) -> None:
+        if self.bar is not None and self._task is not None:
+            self.bar.update(self._task, completed=share)
+        elif monotonic() - self._told >= EVERY:
+            self._told = monotonic()
+            self.console.print(f"{self.what}: {share:.0%}", highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def measuring(what: str) -> Iterator[Measuring]:
+    with _bar(what) as (bar, console):
+        yield Measuring(what, bar, console)
+
+
 @contextmanager
 def live(what: str, data_parallel: float, budget: float | None) -> Iterator[Live]:
+    with _bar(what) as (bar, console):
+        yield Live(what, data_parallel, budget, bar, console)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[tuple[Bar | None, Console]]:
+    """A bar where a person looks; else a line that says what begins."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(f"{what} ...", highlight=False, markup=False)
-        yield Live(what, data_parallel, budget, None, console)
+        yield None, console
         return
     columns = (
         TextColumn("{task.description}"),
@@ -68,4 +98,4 @@ def live(what: str, data_parallel: float, budget: float | None) -> Iterator[Live
         TextColumn("{task.fields[facts]}"),
     )
     with Bar(*columns, console=console, transient=True) as bar:
-        yield Live(what, data_parallel, budget, bar, console)
+        yield bar, console

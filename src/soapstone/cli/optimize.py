@@ -21,6 +21,7 @@ from .arguments import Case, takes_case
 from .common import AsJson, milliseconds, print_all, print_json, say
 from .live import live
 from .predict import described, facts
+from .profile import measure_space
 
 Budget = Annotated[float, typer.Option(help="Seconds that a search may take.")]
 Proposals = Annotated[int | None, typer.Option(help="Proposals that a search may make.")]
@@ -142,6 +143,7 @@ def search_command(
     if output is not None:
         check_writable(output)
     wanted = Wanted(budget, proposals, seed, chains, memory_limit)
+    measure_space(case)
     before = _simulated(case, BASELINES["data"](case.graph, case.topology))
     with interrupts():
         found = METHODS[method](case, wanted, before.makespan)
@@ -174,6 +176,7 @@ def compare(
     if not names or any(name not in (*BASELINES, *METHODS) for name in names):
         raise SoapstoneError(f"there is no approach {methods!r}; use some of {', '.join((*BASELINES, *METHODS))}")
     wanted = Wanted(budget, proposals, seed, chains, memory_limit)
+    measure_space(case)
     data = _simulated(case, BASELINES["data"](case.graph, case.topology))
     rows: dict[str, tuple[Simulation, float]] = {}
     for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from ..report import save_trace
 from ..simulator import Simulation, simulate
 from ..topology import about_presets
 from .arguments import Case, StrategyName, takes_case
-from .common import AsJson, milliseconds, print_all, print_json, say
+from .common import AsJson, milliseconds, print_all, print_json, progress, say
 
 
 def topologies(as_json: AsJson = False) -> None:
@@ -39,7 +40,8 @@ def simulate_command(
 ) -> None:
     """Predict one training iteration of a model on a cluster: time, bytes, memory."""
     chosen = case.strategy(strategy)
-    sim = simulate(case.graph, case.topology, chosen, **case.training)
+    with progress(f"Measuring what {case.model} needs") if case.is_measured else nullcontext():
+        sim = simulate(case.graph, case.topology, chosen, **case.training)
     if trace is not None:
         save_trace(sim, trace)
     for note in chosen.notes:

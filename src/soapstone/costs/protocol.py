@@ -19,9 +19,13 @@ class OpTimes:
     finish_backward: int = 1
 
 
+Question = tuple[int, tuple[int, ...], bool]  # an op, a part's extents, and whether it combines
+
+
 class Costs(Protocol):
     """Costs whose times follow from what an op computes may also have `by_signature = True`: then they are asked for
-    one of the ops that are alike."""
+    one of the ops that are alike. Costs that answer many questions better at once than one by one may have
+    `prepare(graph, questions, device_kind, told)`: it hears what comes, and tells the share that it is ready for."""
 
     def times(
         self, graph: OperatorGraph, index: int, extents: tuple[int, ...], device_kind: str, combines: bool

@@ -76,6 +76,18 @@ class OperatorGraph:
         written = tuple(o.value for o in op.outputs)
         return op.dims, op.values, op.steps, op.head, op.backward, op.saved, op.extra, read, written
 
+    def signature(self, index: int) -> str:
+        """A hash of the work that an op does, the same in other graphs and processes: less than what tells it from
+        others that are not `alike`."""
+        if index not in self._signatures:
+            text = json.dumps(_without_places(encode(self._signature(self.ops[index]))), sort_keys=True)
+            self._signatures[index] = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return self._signatures[index]
+
+    @cached_property
+    def _signatures(self) -> dict[int, str]:
+        return {}
+
     @cached_property
     def fingerprint(self) -> str:
         text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
@@ -121,6 +133,23 @@ class OperatorGraph:
             reason = str(error) if isinstance(error, ValueError) else "a number is out of range"
             raise GraphError(f"{where} is damaged: {reason}; capture the model anew") from None
         return graph
+
+
+_PLACES = {"draw", "index", "start", "end"}  # arguments
+
+
+def _without_places(data: Any) -> Any:
+    """Encoded steps but for which mask they draw and where they begin to cut: other places are no other work."""
+    if isinstance(data, list):
+        return [_without_places(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if {"lower", "upper"} <= data.keys() and "dim" not in data:  # a factor that reads the same whatever the part
+        return {"size": data["size"], "length": data["upper"][1] - data["lower"][1]}
+    return {
+        key: {name: a for name, a in item.items() if name not in _PLACES} if key == "args" else _without_places(item)
+        for key, item in data.items()
+    }
 
 
 def _check(graph: OperatorGraph) -> None:

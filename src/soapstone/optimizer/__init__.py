@@ -3,11 +3,13 @@
 from .additive import optcnn
 from .interrupts import interrupts
 from .mcmc import INITIAL, Improvement, Progress, SearchResult, check_arguments, search
+from .problem import Problem
 from .proof import Proof, ProofProgress, exhaustive
 
 __all__ = [
     "INITIAL",
     "Improvement",
+    "Problem",
     "Progress",
     "Proof",
     "ProofProgress",

@@ -37,11 +37,12 @@ class Options:
     def _ask(self, times: KnownTimes, told: Callable[[float], None]) -> None:
         degrees = [list({tuple(degrees) for degrees, _ in table}) for table in self.tables]
         one_of_each = [times.kinds.index(kind) for kind in set(times.kinds)]
+        wanted = []
         for index in range(len(self.graph.ops)):
-            told(index / len(self.graph.ops))
             own = [tuple(native[0]) for native in self._own[index].values()]
-            for split in [*(degrees[self._table_of[index]] if times.asks_for[index] == index else ()), *own]:
-                times.fill(index, split, one_of_each)
+            splits = [*(degrees[self._table_of[index]] if times.asks_for[index] == index else ()), *own]
+            wanted += [(index, split, one_of_each) for split in splits]
+        times.fill_all(wanted, told)
 
     def table(self, op: int) -> list[Native]:
         """What is enumerated for an op."""

@@ -57,8 +57,7 @@ class Problem:
 
     def ask(self, strategy: Sequence[Native]) -> None:
         """Make sure that the times of a strategy are known."""
-        for index, (degrees, devices) in enumerate(strategy):
-            self.times.fill(index, degrees, devices)
+        self.times.fill_all((i, *configuration) for i, configuration in enumerate(strategy))
 
     def on_one_device(self) -> list[list[Native]]:
         """For each kind of device, the strategy that puts all on the first of it."""

@@ -9,11 +9,28 @@ import torch
 
 from ..graph import Op, OperatorGraph
 from . import kernels
+from .allocator import freed_memory_kept, keep_freed_memory
 from .frames import Box, local_shape, reframe, whole
+from .lookups import Range, ranges
 from .place import COMBINED, Draws, Place, Tensors, compute
 from .recording import Recording, record
 
-__all__ = ["Box", "Draws", "Part", "Place", "Recording", "kernels", "local_shape", "record", "reframe", "whole"]
+__all__ = [
+    "Box",
+    "Draws",
+    "Part",
+    "Place",
+    "Range",
+    "Recording",
+    "freed_memory_kept",
+    "keep_freed_memory",
+    "kernels",
+    "local_shape",
+    "ranges",
+    "record",
+    "reframe",
+    "whole",
+]
 
 
 class Part:
@@ -21,8 +38,18 @@ class Part:
     Where the op combines, `partial` gives this part's share and `finish` takes what became of all shares."""
 
     def __init__(self, graph: OperatorGraph, op: int, degrees: Sequence[int], part: int) -> None:
-        self.op: Op = graph.ops[op]
-        self.step_dims, self.needs, self.boxes = graph.native.regions(op, list(degrees), part)
+        self._begin(graph.ops[op], graph.native.regions(op, list(degrees), part))
+
+    @classmethod
+    def of_extents(cls, graph: OperatorGraph, op: int, extents: Sequence[int]) -> Part:
+        """The part at the origin with these extents, one for each of the op's dims."""
+        part = cls.__new__(cls)
+        part._begin(graph.ops[op], graph.native.regions_at(op, [(0, n) for n in extents]))
+        return part
+
+    def _begin(self, op: Op, regions: tuple[Sequence[Box], Sequence[Sequence[Box]], Sequence[Box]]) -> None:
+        self.op = op
+        self.step_dims, self.needs, self.boxes = regions
         self.updates: dict[int, tuple[Box, torch.Tensor]] = {}  # buffer -> the box of its next value
         self.values: dict[int, torch.Tensor] = {}  # what was computed so far
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..errors import RankError
-from ..graph import Op, OperatorGraph
-
-# Steps that look elements up by the indices in one of their inputs, and the dim that these count.
-_LOOKUPS = {"embedding": ("indices", "vocab"), "class_loss": ("target", "class"), "nll_loss_nd": ("target", "class")}
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """An integer input's legal values: below `end`, or the one that is ignored."""
-
-    op: str
-    end: int
-    ignored: int | None
+from ..graph import OperatorGraph
+from ..parts import Range, ranges
 
 
 class BatchCheck:
@@ -33,7 +21,7 @@ class BatchCheck:
         self.local = [tuple(side.stop - side.start for side in sides) for sides in slices]
         self.batch_dims = graph.settings.batch_dims
         position = {tensor: n for n, tensor in enumerate(graph.inputs)}
-        self.ranges = [(position[t], found) for op in graph.ops for t, found in _ranges(op) if t in position]
+        self.ranges = [(position[t], found) for op in graph.ops for t, found in ranges(op) if t in position]
 
     def __call__(self, batch: Sequence[Any]) -> None:
         """Raise RankError that names the tensor and what it should be."""
@@ -83,18 +71,3 @@ class BatchCheck:
             raise RankError(
                 f"tensor {number} of the batch holds {wrong}, but op {allowed.op!r} takes 0 to {allowed.end - 1}"
             )
-
-
-def _ranges(op: Op) -> Iterator[tuple[int, Range]]:
-    tensor_of = {operand.value: operand.tensor for operand in op.inputs}
-    source = {v: step.inputs[0] for step in op.steps for v in step.outputs if len(step.inputs) == 1}
-    for step in op.steps:
-        if not step.ruled or step.kind not in _LOOKUPS:
-            continue
-        slot, dim = _LOOKUPS[step.kind]
-        value = step.inputs[step.slots.index(slot)]
-        while value in source:  # a view or a slice of it holds the same numbers
-            value = source[value]
-        if value in tensor_of:
-            end = next(d.size for d in step.dims if d.name == dim)
-            yield tensor_of[value], Range(op.name, end, step.args.get("ignore_index"))

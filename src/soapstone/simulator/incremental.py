@@ -43,8 +43,7 @@ class Simulator:
         self._times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
         machine = machine_of(topology, self._times, optimizer, bucket_bytes)
         self.native = _core.Simulator(graph.native, machine, self._times.native)
-        for index, (degrees, devices) in enumerate(strategy.native):
-            self._times.fill(index, degrees, devices)
+        self._times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))
         with in_a_sentence():
             self.native.begin(strategy.native)
         self._proposed: dict[str, Configuration] = {}

@@ -151,8 +151,7 @@ def simulate(
     size. Raises StrategyError where the strategy is for another graph, SoapstoneError where costs are missing."""
     check_all(graph, topology, strategy)
     times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
-    for index, (degrees, devices) in enumerate(strategy.native):
-        times.fill(index, degrees, devices)
+    times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))
     machine = machine_of(topology, times, optimizer, bucket_bytes)
     with in_a_sentence():
         native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from .. import _core
-from ..costs import Costs, OpTimes
+from ..costs import Costs, OpTimes, Question
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
@@ -14,6 +14,8 @@ from ..strategy import Strategy
 from ..topology import Topology
 
 LONGEST = 2**43  # ns of one task: far from overflow in sums
+
+Wanted = tuple[int, Sequence[int], Sequence[int]]  # an op, its degrees, and devices
 
 
 def check_all(graph: OperatorGraph, topology: Topology, strategy: Strategy) -> None:
@@ -51,15 +53,38 @@ class KnownTimes:
     def fill(self, index: int, degrees: Sequence[int], devices: Sequence[int]) -> None:
         """Make sure that the times of an op's parts on these devices are known."""
         for kind in {self.kinds[device] for device in devices}:
-            if self.native.has(index, degrees, kind):
-                continue
-            index = self.asks_for[index]
-            op = self.graph.ops[index]
-            combines = any(dim.combinable and degree > 1 for dim, degree in zip(op.dims, degrees))
-            extents = self.native.extents(index, degrees)
-            self.native.set(index, degrees, kind, [self._ask(index, tuple(e), kind, combines) for e in extents])
+            if not self.native.has(index, degrees, kind):
+                times = [self._ask(*question, kind) for question in self._questions(index, degrees)]
+                self.native.set(self.asks_for[index], degrees, kind, times)
 
-    def _ask(self, index: int, extents: tuple[int, ...], kind: int, combines: bool) -> tuple[int, int, int, int]:
+    def fill_all(self, wanted: Iterable[Wanted], told: Callable[[float], None] = lambda _: None) -> None:
+        """The same for many. Costs that have `prepare` first hear all that they will be asked."""
+        wanted = list(wanted)
+        prepare = getattr(self.costs, "prepare", None)
+        if prepare is not None:
+            for kind, questions in self._unknown(wanted).items():
+                prepare(self.graph, questions, self.names[kind], told)
+        for number, (index, degrees, devices) in enumerate(wanted):
+            if prepare is None and number % 32 == 0:
+                told(number / len(wanted))
+            self.fill(index, degrees, devices)
+
+    def _questions(self, index: int, degrees: Sequence[int]) -> list[Question]:
+        index = self.asks_for[index]
+        dims = self.graph.ops[index].dims
+        combines = any(dim.combinable and degree > 1 for dim, degree in zip(dims, degrees))
+        return [(index, tuple(extents), combines) for extents in self.native.extents(index, degrees)]
+
+    def _unknown(self, wanted: list[Wanted]) -> dict[int, list[Question]]:
+        """By kind of device, what was not asked before; each question once."""
+        found: dict[int, dict[Question, None]] = {}
+        for index, degrees, devices in wanted:
+            for kind in {self.kinds[device] for device in devices}:
+                if not self.native.has(index, degrees, kind):
+                    found.setdefault(kind, {}).update(dict.fromkeys(self._questions(index, degrees)))
+        return {kind: list(questions) for kind, questions in found.items()}
+
+    def _ask(self, index: int, extents: tuple[int, ...], combines: bool, kind: int) -> tuple[int, int, int, int]:
         key = (index, extents, kind, combines)
         if key not in self._asked:
             times = self.costs.times(self.graph, index, extents, self.names[kind], combines)

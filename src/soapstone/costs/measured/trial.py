@@ -1,0 +1,129 @@
+"""One part of one op, ready to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+
+import torch
+
+from ...errors import SoapstoneError
+from ...graph import ITEM_SIZES, OperatorGraph
+from ...parts import Draws, Part, Place, record
+from ..protocol import OpTimes, Question
+from .rounds import Timed
+from .tensors import drawn_inputs
+
+Function = Callable[[Sequence[torch.Tensor], Draws | None], list[torch.Tensor]]
+
+
+class Masks:
+    """Dropout masks, each drawn once: where they come from is not timed."""
+
+    def __init__(self) -> None:
+        self._device, self._drawn = torch.get_default_device(), dict[int, torch.Tensor]()
+
+    def keep(self, place: Place) -> torch.Tensor:
+        number = int(place.args["draw"])
+        if number not in self._drawn:
+            drawn = torch.rand(place.shape(), device=self._device)
+            self._drawn[number] = drawn >= float(place.args["p"])
+        return self._drawn[number]
+
+
+class Stage:
+    """A forward and its backward, which is None where there is nothing to differentiate."""
+
+    def __init__(self, forward: Timed, backward: Timed | None) -> None:
+        self.forward, self.backward = forward, backward
+
+    @property
+    def timed(self) -> list[Timed]:
+        return [self.forward] if self.backward is None else [self.forward, self.backward]
+
+    def nanoseconds(self, engine: Timed) -> tuple[int, int]:
+        """A run of parts is differentiated by one call, so what a call takes before it does anything is no part's."""
+        backward = 1.0 if self.backward is None else self.backward.nanoseconds
+        if self.backward is not None and self.backward.waits_for_host:
+            backward -= engine.nanoseconds
+        return max(1, round(self.forward.nanoseconds)), max(1, round(backward))
+
+
+class Trial:
+    """A question, with one stage or, where a combine lies between, two. Raises SoapstoneError where the op cannot run
+    alone."""
+
+    def __init__(self, graph: OperatorGraph, question: Question) -> None:
+        index, extents, combines = question
+        part = Part.of_extents(graph, index, extents)
+        try:
+            inputs = drawn_inputs(graph, part)
+            self.stages = _around_combine(part, inputs) if combines else [_whole(part, inputs)]
+        except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
+            sizes = ", ".join(f"{dim.name}={n}" for dim, n in zip(part.op.dims, extents))
+            raise SoapstoneError(
+                f"op {part.op.name!r} ({part.op.kind}) cannot be measured alone with {sizes}: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}; use analytic costs"
+            ) from error
+
+    @property
+    def timed(self) -> list[Timed]:
+        return [timed for stage in self.stages for timed in stage.timed]
+
+    def times(self, engine: Timed) -> OpTimes:
+        return OpTimes(*(ns for stage in self.stages for ns in stage.nanoseconds(engine)))
+
+
+def engine_alone() -> Timed:
+    """What torch.autograd takes to differentiate next to nothing."""
+    x = torch.ones(1, requires_grad=True)
+    return Timed(_differentiation([x.view_as(x)], [x]))
+
+
+def bytes_of(graph: OperatorGraph, question: Question) -> int:
+    """About what a trial holds: values, what backward saves of them, and gradients."""
+    part = Part.of_extents(graph, *question[:2])
+    local = [prod(max(hi - lo, 0) for lo, hi in box) for box in part.boxes]
+    return 3 * sum(n * ITEM_SIZES[value.dtype] for n, value in zip(local, part.op.values))
+
+
+def _whole(part: Part, inputs: list[torch.Tensor]) -> Stage:
+    return _stage(lambda xs, draws: _all_made(part, part.run(xs, draws)), inputs, inputs, part.op.backward)
+
+
+def _around_combine(part: Part, inputs: list[torch.Tensor]) -> list[Stage]:
+    before = _stage(lambda xs, draws: [part.partial(xs, draws)], inputs, inputs, part.op.backward)
+    if not part.op.finishes:
+        return [before]
+    assert part.op.combine is not None
+    share = part.partial(inputs, Masks()).detach()
+    combined = torch.stack([share, share]) if part.op.combine.mode == "gather" else share * 2
+    combined.requires_grad_(part.op.backward and combined.is_floating_point())
+    given = [combined, *part.values.values()]
+    leaves = [combined, *inputs]
+    return [
+        before,
+        _stage(lambda xs, draws: _all_made(part, part.finish(xs[0], draws)), given, leaves, part.op.backward),
+    ]
+
+
+def _all_made(part: Part, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """With the next values of buffers, which are work too."""
+    return [*outputs, *(values for _, values in part.updates.values())]
+
+
+def _stage(function: Function, given: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], backward: bool) -> Stage:
+    """Torch's calls alone are timed, without the Python that decides them: so the runtime runs its segments."""
+    draws = Masks()
+    recording, _ = record(function, given, draws)
+    forward = partial(recording.run, given, draws)
+    roots = [y for y in forward() if y.requires_grad]
+    wanted = [x for x in leaves if x.requires_grad]
+    differentiates = backward and roots and wanted
+    return Stage(Timed(forward), Timed(_differentiation(roots, wanted)) if differentiates else None)
+
+
+def _differentiation(roots: list[torch.Tensor], wanted: list[torch.Tensor]) -> Callable[[], object]:
+    gradients = [torch.rand_like(y) for y in roots]
+    return lambda: torch.autograd.grad(roots, wanted, gradients, retain_graph=True, allow_unused=True)

@@ -1,0 +1,38 @@
+"""An optimizer's step, timed on parameters of two sizes: what it takes once, and for each element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from ...errors import SoapstoneError
+from .rounds import Pace, Timed, time_all
+
+COUNT = 16  # tensors
+SMALL, LARGE = 16, 2**18  # elements of each
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+def measured_update(optimizer: str, pace: Pace, wait: Callable[[], None]) -> tuple[int, float]:
+    """Raises SoapstoneError for an unknown optimizer."""
+    if optimizer not in _OPTIMIZERS:
+        raise SoapstoneError(f"no costs for optimizer {optimizer!r}; there are {', '.join(_OPTIMIZERS)}")
+    small, large = (Timed(_step(optimizer, size)) for size in (SMALL, LARGE))
+    time_all([small, large], pace, wait)
+    slope = (large.nanoseconds - small.nanoseconds) / (COUNT * (LARGE - SMALL))
+    return max(1, round(small.nanoseconds)), max(slope, 0.0)
+
+
+def _step(optimizer: str, size: int) -> Callable[[], object]:
+    parameters = [torch.rand(size).requires_grad_() for _ in range(COUNT)]
+    for parameter in parameters:
+        parameter.grad = torch.rand_like(parameter)
+    return _OPTIMIZERS[optimizer](parameters, lr=1e-6, foreach=True).step
