@@ -178,9 +178,9 @@ class Executor:
         return self.graph.ops[key.number].backward
 
     def _seed(self) -> None:
-        """Backward begins with the loss's own gradient, on the first device that has it."""
-        loss = self.scratch.values[self.loss_key]
-        if loss.requires_grad and self.device == self.layout.loss_holder:
+        """Backward begins with the loss's own gradient. Where the loss is combined, every device of it begins."""
+        loss, combines = self.scratch.values[self.loss_key], bool(self.layout.groups[self.layout.loss_op])
+        if loss.requires_grad and (combines or self.device == self.layout.loss_holder):
             loss.grad = torch.ones_like(loss)
 
     def _backward(self, number: int) -> None:
@@ -193,10 +193,18 @@ class Executor:
         self._ready.leave()
 
     def _gradient(self, key: Key) -> torch.Tensor | None:
+        if key.what == "share" and key.number == self.layout.loss_op:
+            return self._loss_gradient(key)
         if key.what in ("payload", "share"):
             pending = self.scratch.gradients.pop(key, None)
             return None if pending is None else self._awaited(pending)
         return self.scratch.values[key].grad
+
+    def _loss_gradient(self, share: Key) -> torch.Tensor | None:
+        """Of a device's share in the loss: what its own finish says, or one where the shares' sum is the loss."""
+        if not self.graph.ops[share.number].finishes:
+            return torch.ones_like(self.scratch.values[share])
+        return self.scratch.values[Key("total", share.number, share.part)].grad
 
     # Communication
 

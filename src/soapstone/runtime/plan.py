@@ -90,7 +90,7 @@ class Plan:
     @cached_property
     def loss_devices(self) -> set[int]:
         """The devices that have the loss."""
-        return set(self.layout.devices[self.layout.producer[self.layout.graph.loss]])
+        return set(self.layout.devices[self.layout.loss_op])
 
     @cached_property
     def starts(self) -> dict[tuple[int, int, bool, bool], float]:
@@ -189,7 +189,7 @@ class _Ordering:
                 self._add("backward", number, max(own), self._before_backward(number))
         for row in self.rows:
             task = self.native.task(row)
-            if task.kind in (TRANSFER, COMBINE, SYNC) and len(task.devices) > 1:
+            if task.kind in (TRANSFER, COMBINE, SYNC) and len(task.devices) > 1 and row != self.needless:
                 self._add("row", row, self.position[row], self._before_row(row))
         if len(self.plan.loss_devices) < self.plan.num_ranks:
             key = self.layout.home(self.layout.graph.loss, 0)
@@ -211,6 +211,11 @@ class _Ordering:
         tasks = ((row, self.native.task(row)) for row in self.rows)
         return {(t.op, t.part, t.backward): row for row, t in tasks if t.kind == COMBINE and len(t.devices) > 1}
 
+    @cached_property
+    def needless(self) -> int:
+        """The row that would sum the loss's gradients: every device that has the loss can take them by itself."""
+        return self.combines.get((self.layout.loss_op, 0, True), -1)
+
     def _arrival(self, key: Key) -> tuple[str, int]:
         """The task that brings what other devices give."""
         if key.what == "flow":
@@ -231,6 +236,9 @@ class _Ordering:
                 yield "row", self.layout.flows[key.number].backward
             elif key.what == "share":
                 yield "row", self.combines.get((key.number, key.part, True), -1)
+                if key.number == self.layout.loss_op:
+                    for taker in self.takers.get((segment.device, Key("total", key.number, key.part)), ()):
+                        yield "backward", taker
             for taker in self.takers.get((segment.device, key), ()):
                 yield "backward", taker
 

@@ -113,11 +113,14 @@ class Layout:
                     last[device, task.op, self.group(task.op, task.part)] = task.part
         return {(op, part) for (_, op, _), part in last.items()}
 
+    @property
+    def loss_op(self) -> int:
+        return self.producer[self.graph.loss]
+
     @cached_property
     def loss_holder(self) -> int:
-        """The first device that has the loss; its gradient of one starts backward."""
-        op = self.producer[self.graph.loss]
-        return self.devices[op][0]
+        """The first device that has the loss."""
+        return self.devices[self.loss_op][0]
 
     def output_part(self, op: int, part: int) -> int:
         copies = 1
