@@ -15,7 +15,9 @@ import torch.distributed as dist
 TIMEOUT = 90  # seconds
 
 
-def run_processes(num_ranks: int, function: Callable[[int], Any], meeting: Path) -> list[Any]:
+def run_processes(
+    num_ranks: int, function: Callable[[int], Any], meeting: Path, *, timeout: float = TIMEOUT
+) -> list[Any]:
     """Return each rank's result; an exception comes back as a value, with its traceback as a note."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
@@ -28,7 +30,7 @@ def run_processes(num_ranks: int, function: Callable[[int], Any], meeting: Path)
     for _, end in pipes:
         end.close()
     try:
-        return [_result(reader) for reader, _ in pipes]
+        return [_result(reader, timeout) for reader, _ in pipes]
     finally:
         for process in processes:
             process.join(5)
@@ -36,9 +38,9 @@ def run_processes(num_ranks: int, function: Callable[[int], Any], meeting: Path)
                 process.kill()
 
 
-def _result(reader: Connection) -> Any:
-    if not wait([reader], TIMEOUT):
-        raise TimeoutError(f"a rank gave no answer for {TIMEOUT} s")
+def _result(reader: Connection, timeout: float) -> Any:
+    if not wait([reader], timeout):
+        raise TimeoutError(f"a rank gave no answer for {timeout:g} s")
     return pickle.loads(reader.recv_bytes())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -109,10 +111,17 @@ def costs_of(name: str, topology: Topology) -> Costs:
         raise SoapstoneError(f"there are no costs {name!r}; use analytic or measured")
     from ..costs.measured import MeasuredCosts  # loads torch
 
-    costs = MeasuredCosts("cpu" if topology.devices[0].kind.startswith("cpu") else "cuda")
+    on_cpu = topology.devices[0].kind.startswith("cpu")
+    costs = MeasuredCosts("cpu", beside=neighbours_of(topology)) if on_cpu else MeasuredCosts("cuda")
     for kind in dict.fromkeys(device.kind for device in topology.devices):
         costs.machine.check_kind(kind)
     return costs
+
+
+def neighbours_of(topology: Topology) -> int:
+    """How many other ranks are at work beside one on its machine, as far as this one has cores for them."""
+    nodes = Counter(device.node for device in topology.devices)
+    return min(max(nodes.values()), len(os.sched_getaffinity(0))) - 1
 
 
 def takes_case(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from ..costs import AnalyticCosts, Costs, OpTimes, device_kinds
 from ..graph import Op, scaled
 from ..optimizer import Problem
-from .arguments import Case, read_case
+from .arguments import Case, neighbours_of, read_case, topology_of
 from .common import (
     AsJson,
     Batch,
@@ -55,8 +55,9 @@ def profile(
     """Measure every part that a search on a topology may ask for. Ctrl-C keeps what is measured so far."""
     from ..costs.measured import MeasuredCosts  # loads torch
 
-    costs = MeasuredCosts(device, again=again)
     where = topology or ("cpu:1x2" if device == "cpu" else "here")
+    beside = neighbours_of(topology_of(where)) if device == "cpu" else 0
+    costs = MeasuredCosts(device, beside=beside, again=again)
     options: dict[str, Any] = {"sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "fresh": fresh}
     case = read_case(model, where, batch, batch_per_device, dtype, **options)
     begun = monotonic()

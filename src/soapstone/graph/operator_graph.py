@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -83,6 +84,11 @@ class OperatorGraph:
             text = json.dumps(_without_places(encode(self._signature(self.ops[index]))), sort_keys=True)
             self._signatures[index] = hashlib.sha256(text.encode()).hexdigest()[:32]
         return self._signatures[index]
+
+    @cached_property
+    def readers(self) -> Counter[int]:
+        """How many inputs of ops each tensor is."""
+        return Counter(operand.tensor for op in self.ops for operand in op.inputs)
 
     @cached_property
     def _signatures(self) -> dict[int, str]:

@@ -14,21 +14,23 @@ from ...errors import SoapstoneError
 from ...parts import freed_memory_kept
 from ...topology.detection import kind_of
 
-FORMAT = 1  # raise it where the same question gets another answer
+FORMAT = 2  # raise it where the same question gets another answer
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`type` is cpu or cuda; a CPU's device is one process with so many threads."""
+    """`type` is cpu or cuda; a CPU's device is one process with so many threads, and so many others beside it."""
 
     type: str
     name: str
     threads: int
+    beside: int = 0
 
     @property
     def key(self) -> str:
         """Whose times these are: other hardware, threads or torch have others."""
-        return f"{FORMAT} {self.type} {self.name}, {self.threads} threads, torch {torch.__version__}"
+        beside = f", {self.beside} processes beside it" if self.beside else ""
+        return f"{FORMAT} {self.type} {self.name}, {self.threads} threads{beside}, torch {torch.__version__}"
 
     @property
     def wait(self) -> Callable[[], None]:
@@ -59,14 +61,16 @@ class Machine:
                 torch.set_num_threads(before)
 
 
-def this_machine(device: str, threads: int) -> Machine:
+def this_machine(device: str, threads: int, beside: int = 0) -> Machine:
     """Raises SoapstoneError for a device that torch does not have here."""
     if device not in ("cpu", "cuda"):
         raise SoapstoneError(f"device={device!r} cannot be measured; use 'cpu' or 'cuda'")
     if type(threads) is not int or not 0 < threads <= 1024:
         raise SoapstoneError(f"threads={threads!r} is not a whole number from 1 to 1024")
+    if type(beside) is not int or not 0 <= beside <= 1024:
+        raise SoapstoneError(f"beside={beside!r} is not a whole number from 0 to 1024")
     if device == "cpu":
-        return Machine("cpu", _cpu_name(), threads)
+        return Machine("cpu", _cpu_name(), threads, beside)
     if not torch.cuda.is_available():
         raise SoapstoneError("torch finds no CUDA device here; measure on 'cpu', or use analytic costs")
     return Machine("cuda", torch.cuda.get_device_name(), 1)

@@ -8,9 +8,10 @@ from ...errors import SoapstoneError
 from ...graph import OperatorGraph
 from ..protocol import OpTimes, Question
 from .machine import this_machine
+from .neighbours import neighbours
 from .rounds import Pace, time_all
 from .store import Numbers, Store
-from .trial import Trial, bytes_of, engine_alone
+from .trial import Trial, bytes_of, engine_alone, shared_inputs
 from .updates import measured_update
 
 WAVE = 24  # questions that are measured side by side, and kept together
@@ -22,8 +23,9 @@ def _unheard(_: float) -> None:
 
 
 class MeasuredCosts:
-    """Times of this machine's CPU or first GPU, kept in the cache folder; `again` measures what is there anew. Raises
-    SoapstoneError where the device is absent, for devices of another kind, and for ops that cannot run alone."""
+    """Times of this machine's CPU or first GPU, kept in the cache folder; `again` measures what is there anew. On a CPU,
+    `beside` other processes are at work meanwhile, as other ranks will be. Raises SoapstoneError where the device is
+    absent, for devices of another kind, and for ops that cannot run alone."""
 
     by_signature = True
 
@@ -32,13 +34,14 @@ class MeasuredCosts:
         device: str = "cpu",
         *,
         threads: int = 1,
+        beside: int = 0,
         rounds: int = 11,
         batch_ms: float = 2.0,
         again: bool = False,
     ) -> None:
         if type(rounds) is not int or rounds < 1 or not batch_ms > 0:
             raise SoapstoneError(f"rounds={rounds!r} of batch_ms={batch_ms!r} measure nothing; both must be above 0")
-        self.machine = this_machine(device, threads)
+        self.machine = this_machine(device, threads, beside)
         self.pace = Pace(rounds, max(1, round(batch_ms * 1e6)))
         self.num_measured = self.num_remembered = 0
         self._store = Store(self.machine.key)
@@ -66,19 +69,20 @@ class MeasuredCosts:
         self.machine.check_kind(device_kind)
         missing = {key: q for q in questions if not self._remembers(key := _key(graph, q), _is_times)}
         done = 0
-        for wave in _waves(graph, missing):
+        with neighbours(self.machine.beside if missing else 0):
+            for wave in _waves(graph, missing):
 
-            def tell(share: float, done: int = done, now: int = len(wave)) -> None:
-                told((done + share * now) / len(missing))
+                def tell(share: float, done: int = done, now: int = len(wave)) -> None:
+                    told((done + share * now) / len(missing))
 
-            self._keep(dict(zip(wave, self._measure(graph, [missing[key] for key in wave], tell))))
-            done += len(wave)
+                self._keep(dict(zip(wave, self._measure(graph, [missing[key] for key in wave], tell))))
+                done += len(wave)
 
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
         self.machine.check_kind(device_kind)
         key = f"update {optimizer}"
         if not self._remembers(key, _is_update):
-            with self.machine.in_use():
+            with neighbours(self.machine.beside), self.machine.in_use():
                 self._keep({key: measured_update(optimizer, self.pace, self.machine.wait)})
         launch, per_element = self._known[key]
         return int(launch), per_element
@@ -108,7 +112,8 @@ class MeasuredCosts:
 
 def _key(graph: OperatorGraph, question: Question) -> str:
     index, extents, combines = question
-    return f"{graph.signature(index)} {'x'.join(map(str, extents))}{' combines' if combines else ''}"
+    shared = "".join("01"[found] for found in shared_inputs(graph, index))
+    return f"{graph.signature(index)} {shared} {'x'.join(map(str, extents))}{' combines' if combines else ''}"
 
 
 def _waves(graph: OperatorGraph, missing: dict[str, Question]) -> Iterator[list[str]]:

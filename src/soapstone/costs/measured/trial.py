@@ -59,7 +59,8 @@ class Trial:
         part = Part.of_extents(graph, index, extents)
         try:
             inputs = drawn_inputs(graph, part)
-            self.stages = _around_combine(part, inputs) if combines else [_whole(part, inputs)]
+            shared = [x for x, is_shared in zip(inputs, shared_inputs(graph, index)) if is_shared]
+            self.stages = _around_combine(part, inputs, shared) if combines else [_whole(part, inputs, shared)]
         except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
             sizes = ", ".join(f"{dim.name}={n}" for dim, n in zip(part.op.dims, extents))
             raise SoapstoneError(
@@ -88,12 +89,20 @@ def bytes_of(graph: OperatorGraph, question: Question) -> int:
     return 3 * sum(n * ITEM_SIZES[value.dtype] for n, value in zip(local, part.op.values))
 
 
-def _whole(part: Part, inputs: list[torch.Tensor]) -> Stage:
-    return _stage(lambda xs, draws: _all_made(part, part.run(xs, draws)), inputs, inputs, part.op.backward)
+def shared_inputs(graph: OperatorGraph, index: int) -> list[bool]:
+    """Which inputs are parameters of several ops: a gradient of theirs is also added to the others'."""
+    return [
+        graph.tensors[operand.tensor].source == "parameter" and graph.readers[operand.tensor] > 1
+        for operand in graph.ops[index].inputs
+    ]
 
 
-def _around_combine(part: Part, inputs: list[torch.Tensor]) -> list[Stage]:
-    before = _stage(lambda xs, draws: [part.partial(xs, draws)], inputs, inputs, part.op.backward)
+def _whole(part: Part, inputs: list[torch.Tensor], shared: list[torch.Tensor]) -> Stage:
+    return _stage(lambda xs, draws: _all_made(part, part.run(xs, draws)), inputs, inputs, shared, part.op.backward)
+
+
+def _around_combine(part: Part, inputs: list[torch.Tensor], shared: list[torch.Tensor]) -> list[Stage]:
+    before = _stage(lambda xs, draws: [part.partial(xs, draws)], inputs, inputs, shared, part.op.backward)
     if not part.op.finishes:
         return [before]
     assert part.op.combine is not None
@@ -104,7 +113,7 @@ def _around_combine(part: Part, inputs: list[torch.Tensor]) -> list[Stage]:
     leaves = [combined, *inputs]
     return [
         before,
-        _stage(lambda xs, draws: _all_made(part, part.finish(xs[0], draws)), given, leaves, part.op.backward),
+        _stage(lambda xs, draws: _all_made(part, part.finish(xs[0], draws)), given, leaves, [], part.op.backward),
     ]
 
 
@@ -113,7 +122,13 @@ def _all_made(part: Part, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [*outputs, *(values for _, values in part.updates.values())]
 
 
-def _stage(function: Function, given: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], backward: bool) -> Stage:
+def _stage(
+    function: Function,
+    given: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    shared: Sequence[torch.Tensor],
+    backward: bool,
+) -> Stage:
     """Torch's calls alone are timed, without the Python that decides them: so the runtime runs its segments."""
     draws = Masks()
     recording, _ = record(function, given, draws)
@@ -121,9 +136,21 @@ def _stage(function: Function, given: Sequence[torch.Tensor], leaves: Sequence[t
     roots = [y for y in forward() if y.requires_grad]
     wanted = [x for x in leaves if x.requires_grad]
     differentiates = backward and roots and wanted
-    return Stage(Timed(forward), Timed(_differentiation(roots, wanted)) if differentiates else None)
+    return Stage(Timed(forward), Timed(_differentiation(roots, wanted, shared)) if differentiates else None)
 
 
-def _differentiation(roots: list[torch.Tensor], wanted: list[torch.Tensor]) -> Callable[[], object]:
+def _differentiation(
+    roots: list[torch.Tensor], wanted: list[torch.Tensor], shared: Sequence[torch.Tensor] = ()
+) -> Callable[[], object]:
     gradients = [torch.rand_like(y) for y in roots]
-    return lambda: torch.autograd.grad(roots, wanted, gradients, retain_graph=True, allow_unused=True)
+    sums = [torch.zeros_like(x) if any(x is other for other in shared) else None for x in wanted]
+    kept: list[Sequence[torch.Tensor | None]] = []  # as in training: else the next op finds their memory warm
+
+    def differentiate() -> None:
+        found = torch.autograd.grad(roots, wanted, gradients, retain_graph=True, allow_unused=True)
+        for total, gradient in zip(sums, found):
+            if total is not None and gradient is not None:
+                total.add_(gradient)
+        kept[:] = [found]
+
+    return differentiate

@@ -11,7 +11,7 @@ from ...errors import SoapstoneError
 from .rounds import Pace, Timed, time_all
 
 COUNT = 16  # tensors
-SMALL, LARGE = 16, 2**18  # elements of each
+SMALL, LARGE = 16, 2**21  # elements of each; the large ones together are more than most caches hold
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
