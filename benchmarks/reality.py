@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -26,7 +27,7 @@ from soapstone.runtime.processes import ProcessTransport
 from soapstone.simulator import BUCKET_BYTES
 from tests.distributed.launch import run_processes
 
-from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of, together
+from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
 
 ROUNDS = 15
 BUDGET = 15.0  # seconds of search
@@ -99,7 +100,7 @@ def compare(make: Make, topology: ss.Topology, costs: ss.MeasuredCosts, rounds: 
         torch.manual_seed(0)
         keep_freed_memory()
         steps = [our_step(make(), graph, strategy) for strategy in strategies.values()]
-        return interleaved(rounds, *map(together, [*steps, ddp_step(make())]))
+        return interleaved(rounds, *steps, ddp_step(make()), before=dist.barrier)
 
     found = on_ranks(topology.num_devices, act)
     *ours, ddp = [[max(times) for times in zip(*of_rank)] for of_rank in zip(*found)]

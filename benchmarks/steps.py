@@ -53,11 +53,15 @@ def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio(ratio(pairs), found[50], found[949])
 
 
-def interleaved(rounds: int, *functions: Callable[[], object]) -> list[list[float]]:
-    """The seconds of each function, in turns, after two rounds to warm up."""
+def interleaved(
+    rounds: int, *functions: Callable[[], object], before: Callable[[], object] = lambda: None
+) -> list[list[float]]:
+    """The seconds of each function, in turns, after two rounds to warm up; `before` each there is something that does
+    not count."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds + 2):
         for function, found in zip(functions, times):
+            before()
             start = time.perf_counter()
             function()
             found.append(time.perf_counter() - start)
@@ -140,16 +144,6 @@ def ddp_step(work: ss.Workload) -> Callable[[], object]:
     return step
 
 
-def together(step: Callable[[], object]) -> Callable[[], object]:
-    """A step that all ranks begin at the same time."""
-
-    def run() -> None:
-        dist.barrier()
-        step()
-
-    return run
-
-
 def against_eager(make: Make, batch_norm: str, rounds: int) -> tuple[float, Ratio]:
     graph, topology = ss.capture(make(), batch_norm=batch_norm), ss.Topology.parse("cpu:1x1")
     strategy = ss.baselines.data_parallel(graph, topology)
@@ -168,8 +162,7 @@ def against_ddp(make: Make, batch_norm: str, rounds: int) -> tuple[float, Ratio]
     def measure(rank: int) -> list[list[float]]:
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        steps = our_step(make(), graph, strategy), ddp_step(make())
-        return interleaved(rounds, *map(together, steps))
+        return interleaved(rounds, our_step(make(), graph, strategy), ddp_step(make()), before=dist.barrier)
 
     with tempfile.TemporaryDirectory() as folder:
         found = run_processes(RANKS, measure, Path(folder) / "meeting")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..parts import Draws, Recording, record
+from ..parts import Box, Draws, Recording, record
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Bucket, Readiness
 from .plan import Announce, Combine, Event, Plan, Receive, Run, Send, Sync
@@ -56,6 +56,7 @@ class Executor:
         self.recordings: dict[int, Recording] = {}
         self.state = {Key("state", i): shard.tensor for i, shard in store.shards.items()}
         self.loss_key = self.layout.home(self.graph.loss, 0)
+        self._targets: dict[Key, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self._speaks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
         self._said, self._sync = 0, True
@@ -262,11 +263,15 @@ class Executor:
 
     def _update(self, key: Key, value: torch.Tensor) -> None:
         """Set a part's box of a buffer to its next value."""
+        if key not in self._targets:
+            self._targets[key] = self._target(key)
+        self.store.update(key.number, *self._targets[key], value)
+
+    def _target(self, key: Key) -> tuple[Box, list[list[int]]]:
         index = next(i for i, op in enumerate(self.graph.ops) for o in op.updates if o.tensor == key.number)
         op, part = self.graph.ops[index], self.weaver.part(index, key.part)
         number = next(n for n, operand in enumerate(op.inputs) if operand.tensor == key.number)
-        dims = [list(axis) for axis in op.values[op.inputs[number].value].factoring]
-        self.store.update(key.number, part.input_box(number), dims, value)
+        return part.input_box(number), [list(axis) for axis in op.values[op.inputs[number].value].factoring]
 
     def _own_loss(self) -> torch.Tensor:
         if self.device != self.layout.loss_holder:

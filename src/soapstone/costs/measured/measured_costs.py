@@ -23,9 +23,9 @@ def _unheard(_: float) -> None:
 
 
 class MeasuredCosts:
-    """Times of this machine's CPU or first GPU, kept in the cache folder; `again` measures what is there anew. On a CPU,
-    `beside` other processes are at work meanwhile, as other ranks will be. Raises SoapstoneError where the device is
-    absent, for devices of another kind, and for ops that cannot run alone."""
+    """Times of this machine's CPU or first GPU, kept in the cache folder; `again` measures what is there anew. On a
+    CPU, `beside` other processes are at work meanwhile, as other ranks will be. Raises SoapstoneError where the device
+    is absent, for devices of another kind, and for ops that cannot run alone."""
 
     by_signature = True
 
