@@ -6,10 +6,12 @@ python -m benchmarks.reality [RANKS ...]
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,14 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.parts import keep_freed_memory
-from soapstone.runtime.calibration import Calibration, Calibrator
+from soapstone.runtime.calibration import Calibrator
 from soapstone.runtime.processes import ProcessTransport
 from soapstone.simulator import BUCKET_BYTES
-from tests.distributed.launch import run_processes
 
 from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
 
-ROUNDS = 15
-BUDGET = 15.0  # seconds of search
+ROUNDS = 10
+BUDGET = 10.0  # seconds of search
 
 
 def language_model() -> ss.Workload:
@@ -58,54 +59,45 @@ class Row:
         return self.predicted / self.measured - 1
 
 
-def on_ranks(ranks: int, act: Callable[[int], Any]) -> list[Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        found = run_processes(ranks, act, Path(folder) / "meeting", timeout=500)
-    for result in found:
-        if isinstance(result, Exception):
-            raise result
-    return found
-
-
-def calibrated(ranks: int) -> Calibration:
-    def act(rank: int) -> Calibration:
-        torch.set_num_threads(1)
-        return Calibrator(ProcessTransport(), torch.device("cpu")).run()
-
-    found: Calibration = on_ranks(ranks, act)[0]
-    return found
-
-
-def strategies_of(graph: ss.OperatorGraph, topology: ss.Topology, costs: ss.MeasuredCosts) -> dict[str, ss.Strategy]:
-    searched = ss.search(graph, topology, costs=costs, budget=BUDGET, optimizer="sgd", bucket_bytes=BUCKET_BYTES)
-    return {
+def predictions(graph: ss.OperatorGraph, topology: ss.Topology, folder: Path) -> dict[str, float]:
+    """Leave five strategies in a folder, and return what they are predicted to take."""
+    costs = ss.MeasuredCosts("cpu", beside=topology.num_devices - 1)
+    training: dict[str, Any] = {"costs": costs, "optimizer": "sgd", "bucket_bytes": BUCKET_BYTES}
+    strategies = {
         "data": ss.baselines.data_parallel(graph, topology),
         "model": ss.baselines.model_parallel(graph, topology),
         "expert": ss.baselines.expert(graph, topology),
         "random": ss.baselines.random(graph, topology, seed=0),
-        "searched": searched.strategy,
+        "searched": ss.search(graph, topology, budget=BUDGET, **training).strategy,
     }
+    for name, strategy in strategies.items():
+        strategy.save(folder / f"{name}.json")
+    return {name: ss.simulate(graph, topology, strategies[name], **training).makespan for name in strategies}
 
 
-def compare(make: Make, topology: ss.Topology, costs: ss.MeasuredCosts, rounds: int) -> list[Row]:
+def compare(make: Make, topology: ss.Topology, rounds: int) -> list[Row]:
+    """On every rank; rank 0 predicts, and the others hear of it."""
     graph = ss.capture(make())
-    strategies = strategies_of(graph, topology, costs)
-    predicted = {
-        name: ss.simulate(graph, topology, strategy, costs=costs, optimizer="sgd", bucket_bytes=BUCKET_BYTES).makespan
-        for name, strategy in strategies.items()
-    }
-
-    def act(rank: int) -> list[list[float]]:
-        torch.set_num_threads(1)
-        torch.manual_seed(0)
-        keep_freed_memory()
-        steps = [our_step(make(), graph, strategy) for strategy in strategies.values()]
-        return interleaved(rounds, *steps, ddp_step(make()), before=dist.barrier)
-
-    found = on_ranks(topology.num_devices, act)
-    *ours, ddp = [[max(times) for times in zip(*of_rank)] for of_rank in zip(*found)]
-    rows = zip(strategies, ours)
-    return [Row(name, predicted[name], statistics.median(times), ratio_of(times, ddp)) for name, times in rows]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        told: list[Any] = [None]
+        if dist.get_rank() == 0:
+            predicted = predictions(graph, topology, folder)
+            told = [{name: (predicted[name], (folder / f"{name}.json").read_text()) for name in predicted}]
+        dist.broadcast_object_list(told)
+        strategies = {}
+        for name, (_, text) in told[0].items():
+            (folder / f"{name}.json").write_text(text)
+            strategies[name] = ss.Strategy.load(folder / f"{name}.json", graph, topology)
+    torch.manual_seed(0)
+    keep_freed_memory()
+    steps = [our_step(make(), graph, strategy) for strategy in strategies.values()]
+    own = interleaved(rounds, *steps, ddp_step(make()), before=dist.barrier)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    *ours, ddp = [[max(times) for times in zip(*of_rank)] for of_rank in zip(*everyone)]
+    rows = zip(told[0].items(), ours)
+    return [Row(name, found[0], statistics.median(times), ratio_of(times, ddp)) for (name, found), times in rows]
 
 
 def show(name: str, ranks: int, rows: list[Row], table: Table) -> None:
@@ -122,27 +114,35 @@ def show(name: str, ranks: int, rows: list[Row], table: Table) -> None:
         )
 
 
-def main(sizes: list[int], rounds: int = ROUNDS) -> None:
+def on_each_rank(rounds: int) -> None:
     torch.set_num_threads(1)
-    console = Console(width=130)
-    for ranks in sizes:
-        costs = ss.MeasuredCosts("cpu", beside=ranks - 1)
-        found = calibrated(ranks)
-        link = found.topology.links[0]
-        console.print(
-            f"{ranks} ranks: latency {link.latency / 1e3:.0f} us, overhead {link.overhead / 1e3:.0f} us, "
-            f"{link.bandwidth / 1e9:.2f} GB/s, {(link.summing or 0) / 1e9:.2f} GB/s in an all-reduce; compute hides "
-            f"{1 - found.exposed:.0%} of it"
-        )
+    dist.init_process_group("gloo")
+    ranks, first = dist.get_world_size(), dist.get_rank() == 0
+    console = Console(width=130, quiet=not first)
+    found = Calibrator(ProcessTransport(), torch.device("cpu")).run()
+    link = found.topology.links[0]
+    console.print(
+        f"{ranks} ranks: latency {link.latency / 1e3:.0f} us, overhead {link.overhead / 1e3:.0f} us, "
+        f"{link.bandwidth / 1e9:.2f} GB/s, {(link.summing or 0) / 1e9:.2f} GB/s in an all-reduce; compute hides "
+        f"{1 - found.exposed:.0%} of it"
+    )
+    errors = []
+    for name, make in MODELS.items():
         table = Table("", "strategy", "predicted", "measured", "error", "step against DDP", "order")
-        errors = []
-        for name, make in MODELS.items():
-            rows = compare(make, found.topology, costs, rounds)
-            show(name, ranks, rows, table)
-            errors += [abs(row.error) for row in rows]
+        rows = compare(make, found.topology, rounds)
+        show(name, ranks, rows, table)
         console.print(table)
-        console.print(f"Mean error {statistics.mean(errors):.0%}, median {statistics.median(errors):.0%}.\n")
+        errors += [abs(row.error) for row in rows]
+    console.print(f"Mean error {statistics.mean(errors):.0%}, median {statistics.median(errors):.0%}.\n")
+    dist.destroy_process_group()
+
+
+def main(sizes: Sequence[int] = (2,)) -> None:
+    for ranks in sizes:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        subprocess.run([sys.executable, *torchrun, "-m", "benchmarks.reality"], env=environment, check=True)
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]] or [2])
+    on_each_rank(ROUNDS) if "RANK" in os.environ else main([int(word) for word in sys.argv[1:]] or [2])

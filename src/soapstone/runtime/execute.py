@@ -51,7 +51,7 @@ class Executor:
         self.device, self.ranks, self.store, self.transport, self.draws = device, ranks, store, transport, draws
         self.place = place
         self.program: list[Event] = plan.program(device) if training else plan.forward_program(device)
-        self.weaver = Weaver(plan.layout, device, store.shards)
+        self.weaver = Weaver(plan.layout, device, store.shards, place)
         self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.recordings: dict[int, Recording] = {}
         self.state = {Key("state", i): shard.tensor for i, shard in store.shards.items()}

@@ -32,14 +32,14 @@ class Held:
 class Weaver:
     """What all segments of a device have in common."""
 
-    def __init__(self, layout: Layout, device: int, shards: Mapping[int, Shard]) -> None:
-        self.layout, self.device, self.shards = layout, device, shards
+    def __init__(self, layout: Layout, device: int, shards: Mapping[int, Shard], place: torch.device) -> None:
+        self.layout, self.device, self.shards, self.place = layout, device, shards, place
         self.graph = layout.graph
         self.needs = {tensor: self._need(tensor) for tensor in self.graph.inputs}
 
     @cached_property
     def constants(self) -> dict[int, torch.Tensor]:
-        return {i: constant(t) for i, t in enumerate(self.graph.tensors) if t.source == "constant"}
+        return {i: constant(t).to(self.place) for i, t in enumerate(self.graph.tensors) if t.source == "constant"}
 
     def _need(self, tensor: int) -> Box:
         """The box of an input that the device's parts read, over its axes; empty where they read none of it."""

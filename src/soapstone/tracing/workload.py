@@ -48,25 +48,28 @@ class Workload:
     def to(self, dtype: str) -> Workload:
         """The same in another floating-point type; the model itself is changed."""
         wanted: torch.dtype = getattr(torch, dtype)
+        return self._with(self.model.to(wanted), lambda x: x.to(wanted) if x.is_floating_point() else x)
 
-        def cast(value: Any) -> Any:
-            return value.to(wanted) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    def on(self, place: torch.device) -> Workload:
+        """The same on a device; the model itself is moved."""
+        return self._with(self.model.to(place), lambda x: x.to(place))
 
-        inputs, targets = tuple(map(cast, self.inputs)), tuple(map(cast, self.targets))
-        kwargs = {name: cast(value) for name, value in self.kwargs.items()}
-        return replace(self, model=self.model.to(wanted), inputs=inputs, targets=targets, kwargs=kwargs)
+    def _with(self, model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Workload:
+        """Another model, and every tensor of the batch changed."""
+
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, torch.Tensor) else value
+
+        inputs, targets = tuple(map(changed, self.inputs)), tuple(map(changed, self.targets))
+        kwargs = {name: changed(value) for name, value in self.kwargs.items()}
+        return replace(self, model=model, inputs=inputs, targets=targets, kwargs=kwargs)
 
     def off_meta(self) -> Workload:
         """The same with memory, of which nothing is touched, in place of the meta device's tensors."""
         if not any(t.is_meta for t in (*self.model.parameters(), *self.model.buffers(), *self.batch)):
             return self
 
-        def real(value: Any) -> Any:
-            return torch.zeros_like(value, device="cpu") if isinstance(value, torch.Tensor) and value.is_meta else value
-
-        inputs, targets = tuple(map(real, self.inputs)), tuple(map(real, self.targets))
-        kwargs = {name: real(value) for name, value in self.kwargs.items()}
-        return replace(self, model=_off_meta(self.model), inputs=inputs, targets=targets, kwargs=kwargs)
+        return self._with(_off_meta(self.model), lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x)
 
     @property
     def batch(self) -> tuple[torch.Tensor, ...]:
