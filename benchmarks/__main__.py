@@ -2,7 +2,7 @@
 
 import sys
 
-from . import agreement, anchors, breadth, engines, optimality, optimizers, predict, spine
+from . import agreement, anchors, breadth, engines, optimality, optimizers, predict, reality, spine, steps
 
 spine.main()
 breadth.main()
@@ -11,5 +11,7 @@ predict.main()
 engines.main()
 optimizers.main("--all" in sys.argv)
 optimality.main("--all" in sys.argv)
+steps.main()
+reality.main()
 if "--all" in sys.argv:
     agreement.main()

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 console = Console(width=max(100, Console().width) if not sys.stdout.isatty() else None, highlight=False)
 
@@ -25,7 +25,7 @@ def run(shown: str, *arguments: str, capture: bool = False) -> str:
     console.print(f"\n[bold]$ {shown}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE if capture else None
-    done = subprocess.run([sys.executable, *arguments], env=environment, stdout=pipe, text=True)
+    done = subprocess.run([sys.executable, *arguments], env=environment, stdout=pipe, text=True, cwd=ROOT)
     if done.returncode:
         sys.exit(f"demo: {shown.split()[0]} failed; its error stands above")
     return done.stdout or ""
@@ -42,16 +42,16 @@ def search_for_this_machine(here: Path, strategy: Path) -> None:
     console.rule("[bold]LeNet on two processes of this machine")
     shown = "torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml"
     run(shown, *TORCHRUN, "-m", "soapstone", "calibrate", "-o", str(here))
-    model = f"{FOLDER}/digits.py:workload"
+    model = "examples/digits.py:workload"
     options = ["--costs", "measured", "--optimizer", "momentum", "--budget", "5"]
-    shown = f"soapstone search examples/digits.py:workload -t here.yaml -o digits.json {' '.join(options)}"
+    shown = f"soapstone search {model} -t here.yaml -o digits.json {' '.join(options)}"
     run(shown, "-m", "soapstone", "search", model, "-t", str(here), "-o", str(strategy), *options)
 
 
 def train(here: Path, strategy: Path) -> tuple[list[float], float, float]:
     shown = "torchrun --nproc-per-node 2 examples/train_digits.py here.yaml digits.json"
     begun = time.perf_counter()
-    output = run(shown, *TORCHRUN, f"{FOLDER}/train_digits.py", str(here), str(strategy), capture=True)
+    output = run(shown, *TORCHRUN, "examples/train_digits.py", str(here), str(strategy), capture=True)
     found = json.loads(output)
     return found["losses"], found["accuracy"], time.perf_counter() - begun
 

@@ -12,7 +12,10 @@ import torch
 from torch import nn
 
 import soapstone as ss
+from soapstone.parts import Place
+from soapstone.parts.place import KERNELS
 from soapstone.runtime import Parallel, ThreadTransport
+from soapstone.runtime.checking import Difference, first_difference
 
 from .models import CASES, MORE, ONE_AT_A_TIME
 from .training import optimizer_of, train_plain, train_threads
@@ -310,3 +313,28 @@ def test_memory_does_not_grow_over_a_thousand_steps() -> None:
 
     (before, after), *_ = on_threads("mlp", 1, 1, act)
     assert after <= before
+
+
+def first_difference_of(strategy: ss.Strategy) -> list[Difference | None]:
+    works = [ALL["cnn"].workload() for _ in strategy.topology.devices]
+    batch, place = ALL["cnn"].batches(1)[0], torch.device("cpu")
+
+    def run(rank: int, transport: ThreadTransport) -> Difference | None:
+        return first_difference(works[rank], captured("cnn"), strategy, batch, transport, place, 1e-9)
+
+    return ss.run_threads(strategy.topology.num_devices, run, strict=True)
+
+
+def test_the_first_op_that_differs_from_one_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = ss.baselines.data_parallel(captured("cnn"), ss.Topology.parse("cpu:1x2"))
+    assert first_difference_of(strategy) == [None, None]
+    right = KERNELS["conv2d"]
+
+    def wrong(place: Place, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        y: torch.Tensor = right(place, inputs)
+        is_stem = inputs["weight"].shape[1] == 3 and place.extent("group") == 1
+        return y * 1.01 if is_stem and not place.all_of("sample") else y
+
+    monkeypatch.setitem(KERNELS, "conv2d", wrong)
+    found = first_difference_of(strategy)
+    assert [difference.what for difference in found if difference is not None] == ["stem", "stem"]

@@ -1,7 +1,8 @@
 """Measure how the ranks' messages travel, with this runtime's own transport, and write it down as a topology.
 
 Each pair has the line to itself: a message there and back gives its time, a burst of them what each costs the next, two
-sizes the bandwidth. All ranks together give the bandwidth of an all-reduce, and how much of it compute hides.
+sizes the bandwidth. A chain of tiny ops on two ranks in turns gives what a message costs the program around it: its
+segments begin and end there. All ranks together give the bandwidth of an all-reduce, and how much of it compute hides.
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, count
 
 import torch
+from torch import nn
 
+from ..strategy import Configuration, Strategy
 from ..topology import Device, Link, Topology, kind_of
+from ..tracing import Workload, capture
+from .launch import parallelize
+from .parallel import Parallel
 from .transport import Transport
 
 SMALL, MIDDLE, LARGE = 1 << 10, 1 << 20, 1 << 24  # bytes
 ROUNDS = {SMALL: 100, MIDDLE: 20, LARGE: 10}
 BURST = 16
+CHAIN = 16  # ops
 WARM = 3  # rounds that do not count
 _Pair = tuple[int, int, dict[int, float], float]  # two ranks, seconds one way by size, overhead
 Progress = Callable[[float, str], None]
@@ -57,13 +65,17 @@ class Calibrator:
         sums = {size: self._all_reduce(size) for size in (SMALL, MIDDLE, LARGE)} if pairs else {}
         exposed = self._exposed() if pairs else 0.0
         found = self.transport.exchange(rows)
-        links = tuple(self._link(devices, found[a][i], sums, exposed) for i, (a, _) in enumerate(pairs))
+        message = self._message() if pairs else 0.0
+        links = tuple(self._link(devices, found[a][i], sums, exposed, message) for i, (a, _) in enumerate(pairs))
         return Calibration(Topology(devices, links), sums, exposed)
 
-    def _link(self, devices: tuple[Device, ...], pair: _Pair, sums: dict[int, float], exposed: float) -> Link:
+    def _link(
+        self, devices: tuple[Device, ...], pair: _Pair, sums: dict[int, float], exposed: float, message: float
+    ) -> Link:
         a, b, one_way, overhead = pair
         bandwidth = (LARGE - MIDDLE) / max(one_way[LARGE] - one_way[MIDDLE], 1e-9)
         latency = max(one_way[SMALL] - overhead, 0.0)
+        overhead = max(overhead, message - latency)
         size = len(self.everyone)
         per_byte = max(sums[LARGE] - sums[MIDDLE], 1e-9) / (LARGE - MIDDLE)
         return Link(
@@ -110,6 +122,23 @@ class Calibrator:
         transport.finish()
         _wait(self.place)
         return time.perf_counter() - start
+
+    def _message(self) -> float:
+        """Seconds that a small message adds to a step: a chain of ops on two ranks in turns, against one rank alone."""
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(CHAIN))).to(self.place)
+        work = Workload(model, (torch.ones(8, 8, device=self.place),), loss=_total)
+        graph = capture(work.on(torch.device("cpu")))
+        work.on(self.place)
+        pair = Topology.parse("cpu:1x2")
+        seconds = []
+        for turns in (False, True):
+            devices = {op.name: (i % 2 if turns else 0,) for i, op in enumerate(graph.ops)}
+            strategy = Strategy(graph, pair, {name: Configuration({}, where) for name, where in devices.items()})
+            parallel = parallelize(
+                work, graph, pair, strategy, ranks=self.everyone[:2], transport=self.transport, device=self.place
+            )
+            seconds.append(max(self.transport.exchange(self._timed(partial(_step, parallel, work), ROUNDS[MIDDLE]))))
+        return float(max(seconds[1] - seconds[0], 0.0)) / (2 * (len(graph.ops) - 1))
 
     def _all_reduce(self, size: int) -> float:
         """The median seconds, of the slowest rank, of an all-reduce."""
@@ -162,6 +191,15 @@ class Calibrator:
 def _typical(seconds: list[float]) -> float:
     """The lower quartile: what else the machine does only ever adds."""
     return statistics.quantiles(seconds[WARM:], n=4)[0]
+
+
+def _total(output: torch.Tensor) -> torch.Tensor:
+    return output.sum()
+
+
+def _step(parallel: Parallel, work: Workload) -> None:
+    parallel.step(*work.batch)
+    _wait(work.batch[0].device)
 
 
 def _wait(place: torch.device) -> None:
