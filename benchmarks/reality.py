@@ -25,7 +25,7 @@ from torch import nn
 import soapstone as ss
 from soapstone.parts import keep_freed_memory
 from soapstone.runtime.calibration import Calibrator
-from soapstone.runtime.processes import ProcessTransport
+from soapstone.runtime.transports import ProcessTransport
 from soapstone.simulator import BUCKET_BYTES
 
 from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of

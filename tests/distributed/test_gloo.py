@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import soapstone as ss
-from soapstone.runtime.ordered import OrderedTransport
-from soapstone.runtime.processes import ProcessTransport
+from soapstone.runtime.transports import OrderedTransport, ProcessTransport
 from tests.models import CASES
 from tests.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
@@ -55,7 +54,7 @@ def test_other_ways_to_talk_train_like_one_device(
     graph, topology = ss.capture(case.workload()), ss.Topology.parse("cpu:1x3")
     strategies = [ss.baselines.random(graph, topology, seed=seed) for seed in (100, 101, 102)]
     batches = case.batches(STEPS)
-    monkeypatch.setattr("soapstone.runtime.processes.MOST_GROUPS", 0)
+    monkeypatch.setattr("soapstone.runtime.transports.processes.MOST_GROUPS", 0)
 
     def run(rank: int) -> list[Record]:
         place = torch.device("cpu")
@@ -92,8 +91,7 @@ def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:
 SCRIPT = """
 import torch, torch.distributed as dist
 import soapstone as ss
-from soapstone.runtime.ordered import OrderedTransport
-from soapstone.runtime.processes import ProcessTransport
+from soapstone.runtime.transports import OrderedTransport, ProcessTransport
 from tests.models import CASES
 
 dist.init_process_group("gloo")

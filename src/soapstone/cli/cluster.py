@@ -19,7 +19,7 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the t
 def calibrate(output: Output = None, as_json: AsJson = False) -> None:
     """Measure latency, overhead and bandwidth between the ranks that torchrun started, and write them as a topology."""
     from ..runtime.calibration import Calibration, Calibrator
-    from ..runtime.joining import joined
+    from ..runtime.transports import joined
 
     if output is not None:
         check_writable(output)

@@ -116,7 +116,7 @@ def train(
 ) -> None:
     """Really train a model's example batch under a strategy, under torchrun: throughput, loss, idle shares, and the
     predicted against the measured time of a step."""
-    from ..runtime.joining import joined
+    from ..runtime.transports import joined
 
     if trace is not None:
         check_writable(trace)

@@ -2,7 +2,6 @@
 
 from .launch import parallelize
 from .parallel import Parallel
-from .threads import ThreadTransport, run_threads
-from .transport import Transport
+from .transports import ThreadTransport, Transport, run_threads
 
 __all__ = ["Parallel", "ThreadTransport", "Transport", "parallelize", "run_threads"]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import RankError, SoapstoneError
-from .transport import Transport
+from .transports import Transport
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from ..topology import Device, Link, Topology, kind_of
 from ..tracing import Workload, capture
 from .launch import parallelize
 from .parallel import Parallel
-from .transport import Transport
+from .transports import Transport
 
 SMALL, MIDDLE, LARGE = 1 << 10, 1 << 20, 1 << 24  # bytes
 ROUNDS = {SMALL: 100, MIDDLE: 20, LARGE: 10}

@@ -21,8 +21,7 @@ from .evaluation import gathered
 from .execute import Executor
 from .plan import Plan
 from .store import Store
-from .threads import alone
-from .transport import Transport
+from .transports import Transport, alone
 from .weights import state_of
 
 # Largest difference, as a share of the largest element, that rounding explains.

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import RankError
 from .store import Store
-from .transport import Transport
+from .transports import Transport
 
 
 def clip_grad_norm(

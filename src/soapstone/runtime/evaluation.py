@@ -19,8 +19,8 @@ from .agreement import agree
 from .batch import BatchCheck
 from .draws import CounterDraws
 from .execute import Executor
+from .placement import Key
 from .plan import Plan
-from .segments import Key
 from .store import Store
 from .weave import lengths
 
@@ -44,7 +44,7 @@ class Evaluation:
         plan = agree(transport, prepare)
         if len(set(transport.exchange(plan.simulation.fingerprint))) > 1:
             raise RankError("the ranks captured different models in eval mode; give every rank the same model")
-        graph, place, device = plan.layout.graph, training.place, training.device
+        graph, place, device = plan.placement.graph, training.place, training.device
         names = {tensor.name for tensor in graph.tensors if tensor.source in ("parameter", "buffer")}
         blank = (
             (t.name, torch.zeros(t.shape, dtype=getattr(torch, t.dtype))) for t in graph.tensors if t.name in names
@@ -82,8 +82,8 @@ class Evaluation:
 
 def gathered(executor: Executor, tensor: int, found: Mapping[Key, torch.Tensor]) -> torch.Tensor:
     """A whole tensor on every rank, of the parts that each of them found; on the CPU."""
-    layout, graph = executor.layout, executor.graph
-    parts = {layout.home(tensor, part): part for part in layout.output_parts(tensor)}
+    placement, graph = executor.placement, executor.graph
+    parts = {placement.home(tensor, part): part for part in placement.output_parts(tensor)}
     own = [(parts[key], piece.cpu()) for key, piece in found.items() if key in parts]
     dims = graph.native.factoring(tensor)
     whole = torch.empty([n for axis in dims for n in axis], dtype=getattr(torch, graph.tensors[tensor].dtype))

@@ -17,10 +17,11 @@ import torch
 from ..parts import Box, Draws, Recording, record
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Bucket, Readiness
+from .placement import Key
 from .plan import Announce, Combine, Event, Plan, Receive, Run, Send, Sync
-from .segments import Key, Segment
+from .segments import Segment
 from .store import Store
-from .transport import Pending, Transport
+from .transports import Pending, Transport
 from .weave import Weaver, lengths
 
 Span = tuple[int, int, int]  # the number of an event, or WAIT, its start and its end (ns)
@@ -47,15 +48,15 @@ class Executor:
         self, plan: Plan, device: int, ranks: Sequence[int], store: Store, transport: Transport,
         draws: CounterDraws | ReplayDraws, place: torch.device, training: bool = True,
     ) -> None:  # fmt: skip
-        self.plan, self.layout, self.graph = plan, plan.layout, plan.layout.graph
+        self.plan, self.placement, self.graph = plan, plan.placement, plan.placement.graph
         self.device, self.ranks, self.store, self.transport, self.draws = device, ranks, store, transport, draws
         self.place = place
         self.program: list[Event] = plan.program(device) if training else plan.forward_program(device)
-        self.weaver = Weaver(plan.layout, device, store.shards, place)
+        self.weaver = Weaver(plan.placement, device, store.shards, place)
         self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.recordings: dict[int, Recording] = {}
         self.state = {Key("state", i): shard.tensor for i, shard in store.shards.items()}
-        self.loss_key = self.layout.home(self.graph.loss, 0)
+        self.loss_key = self.placement.home(self.graph.loss, 0)
         self._targets: dict[Key, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self._speaks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
@@ -92,7 +93,7 @@ class Executor:
         self.draws.begin()
         self._follow()
         self.transport.finish()
-        here = (self.scratch.values.keys() | self.scratch.pending.keys()) & self.layout.kept
+        here = (self.scratch.values.keys() | self.scratch.pending.keys()) & self.placement.kept
         found = {key: self._value(key).detach() for key in here}
         self.scratch = Scratch({}, lambda: None)
         return found
@@ -175,13 +176,13 @@ class Executor:
 
     def _differentiable(self, key: Key) -> bool:
         if key.what == "flow":
-            return self.layout.flows[key.number].backward >= 0
+            return self.placement.flows[key.number].backward >= 0
         return self.graph.ops[key.number].backward
 
     def _seed(self) -> None:
         """Backward begins with the loss's own gradient. Where the loss is combined, every device of it begins."""
-        loss, combines = self.scratch.values[self.loss_key], bool(self.layout.groups[self.layout.loss_op])
-        if loss.requires_grad and (combines or self.device == self.layout.loss_holder):
+        loss, combines = self.scratch.values[self.loss_key], bool(self.placement.groups[self.placement.loss_op])
+        if loss.requires_grad and (combines or self.device == self.placement.loss_holder):
             loss.grad = torch.ones_like(loss)
 
     def _backward(self, number: int) -> None:
@@ -194,7 +195,7 @@ class Executor:
         self._ready.leave()
 
     def _gradient(self, key: Key) -> torch.Tensor | None:
-        if key.what == "share" and key.number == self.layout.loss_op:
+        if key.what == "share" and key.number == self.placement.loss_op:
             return self._loss_gradient(key)
         if key.what in ("payload", "share"):
             pending = self.scratch.gradients.pop(key, None)
@@ -216,7 +217,7 @@ class Executor:
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
 
     def _expect(self, event: Receive) -> None:
-        flow = self.layout.flows[event.flow]
+        flow = self.placement.flows[event.flow]
         dtype = getattr(torch, self.graph.tensors[flow.tensor].dtype)
         wire = torch.uint8 if dtype == torch.bool else dtype
         self.transport.expect(event.row, tuple(lengths(flow.hull)), wire, self.ranks[event.source])
@@ -274,7 +275,7 @@ class Executor:
         return part.input_box(number), [list(axis) for axis in op.values[op.inputs[number].value].factoring]
 
     def _own_loss(self) -> torch.Tensor:
-        if self.device != self.layout.loss_holder:
+        if self.device != self.placement.loss_holder:
             return torch.zeros((), dtype=getattr(torch, self.graph.tensors[self.graph.loss].dtype), device=self.place)
         return self._value(self.loss_key).detach().clone()
 

@@ -9,7 +9,7 @@ import torch
 
 from .plan import Sync
 from .store import Store
-from .transport import Pending
+from .transports import Pending
 
 
 class Readiness:

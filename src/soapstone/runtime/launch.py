@@ -15,13 +15,12 @@ from ..strategy import Strategy
 from ..topology import Topology
 from ..tracing import Workload
 from .agreement import agree, checksum
-from .backends import default_transport
 from .draws import CounterDraws, ReplayDraws
 from .execute import Executor
 from .parallel import Parallel
 from .plan import Plan
 from .store import STORED, Store
-from .transport import Transport
+from .transports import Transport, default_transport
 from .weights import CHOICES, broadcast, is_meta, materialised, state_of
 
 

@@ -40,10 +40,10 @@ def _line(plan: Plan, device: int, event: Event) -> Line:
         case Receive():
             return Line("receive", _flow(plan, event), (event.source,), size, start)
         case Combine():
-            what = f"{'gradient of ' if event.backward else ''}{plan.layout.graph.ops[event.op].name}"
+            what = f"{'gradient of ' if event.backward else ''}{plan.placement.graph.ops[event.op].name}"
             return Line("combine", what, _others(event.devices, device), size, start)
         case Sync():
-            names = dict.fromkeys(plan.layout.graph.tensors[tensor].name for tensor, _ in event.pieces)
+            names = dict.fromkeys(plan.placement.graph.tensors[tensor].name for tensor, _ in event.pieces)
             return Line("sync", shortened(list(names)), _others(event.devices, device), size, start)
 
 
@@ -52,7 +52,7 @@ def _others(devices: Sequence[int], device: int) -> tuple[int, ...]:
 
 
 def _run(plan: Plan, event: Run) -> Line:
-    tasks, ops = tasks_of(plan, event), plan.layout.graph.ops
+    tasks, ops = tasks_of(plan, event), plan.placement.graph.ops
     names = [f"{ops[task.op].name}[{task.part}]" + (" finish" if task.finish else "") for task in tasks]
     starts = [plan.starts.get((task.op, task.part, task.finish, event.backward)) for task in tasks]
     start = min((start for start in starts if start is not None), default=None)
@@ -60,8 +60,8 @@ def _run(plan: Plan, event: Run) -> Line:
 
 
 def _flow(plan: Plan, event: Send | Receive) -> str:
-    flow = plan.layout.flows[event.flow]
-    name = plan.layout.graph.ops[plan.layout.producer[flow.tensor]].name
+    flow = plan.placement.flows[event.flow]
+    name = plan.placement.graph.ops[plan.placement.producer[flow.tensor]].name
     return f"{'gradient of ' if event.backward else ''}{name}[{flow.part}]"
 
 

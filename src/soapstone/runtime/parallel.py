@@ -17,7 +17,7 @@ from .evaluation import Evaluation
 from .execute import Executor
 from .records import Record, recorded
 from .store import Store
-from .transport import Transport
+from .transports import Transport
 from .weights import is_meta, state_of
 
 

@@ -8,252 +8,42 @@ for it only once it is done.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
 
-from ..graph import Op
-from ..simulator import COMBINE, FORWARD, Simulation
-
-
-class Key(NamedTuple):
-    """A tensor on a device: `what` it is, and two numbers that say which.
-
-    batch, state: an input, or a parameter or buffer (tensor)
-    made: an output of an op (tensor, output part)
-    flow: what another device sent (flow); payload: what goes to another (flow)
-    partial: a part's partial (op, part); share: those of a device together; total: those of all devices (op, group)
-    kept: what a finish wants from before the combine (op * 2**20 + part, value)
-    update: a buffer's next value (tensor, part)
-    """
-
-    what: str
-    number: int
-    part: int = 0
-
-
-FOREIGN = ("flow", "total")  # from other devices, where the cut is
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One forward task of a device. `finish`: the steps behind a combine; `deliver`: no steps at all, only cutting a
-    total up for other devices."""
-
-    row: int
-    op: int
-    part: int
-    finish: bool = False
-    deliver: bool = False
+from .placement import FOREIGN, Key, Placement, Task
 
 
 @dataclass(eq=False)
 class Segment:
-    """What a device does in one go. `backward_rows` are the tasks that its backward stands for."""
+    """What a device does in one go, of what it takes, and what it gives."""
 
     device: int
     tasks: list[Task] = field(default_factory=list)
     takes: list[Key] = field(default_factory=list)
     gives: list[Key] = field(default_factory=list)
-    forward_rows: list[int] = field(default_factory=list)
-    backward_rows: list[int] = field(default_factory=list)
 
 
-class Layout:
-    """Who reads and makes what, under a strategy."""
-
-    def __init__(self, simulation: Simulation, order: Sequence[int], keep_all: bool = False) -> None:
-        self.keep_all = keep_all
-        self.order, self.graph, self.native = order, simulation.graph, simulation.native
-        self.degrees = [degrees for degrees, _ in simulation.strategy.native]
-        self.devices = [devices for _, devices in simulation.strategy.native]
-        self.dims = [self.graph.native.factoring(i) for i in range(len(self.graph.tensors))]
-        self.flows = [self.native.flow(i) for i in range(self.native.num_flows)]
-        self.groups = [self.native.groups(i) for i in range(len(self.graph.ops))]
-        self.producer = {o.tensor: i for i, op in enumerate(self.graph.ops) for o in op.outputs}
-        self.holders = {
-            i: {d for holders, _ in self.native.pieces(i) for d in holders}
-            for i, t in enumerate(self.graph.tensors)
-            if t.source in ("parameter", "buffer")
-        }
-
-    @cached_property
-    def outgoing(self) -> dict[tuple[int, int, int], list[int]]:
-        """The flows to other devices by (device, tensor, output part)."""
-        found: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-        for number, flow in enumerate(self.flows):
-            if flow.source != flow.device:
-                found[flow.source, flow.tensor, flow.part].append(number)
-        return found
-
-    @cached_property
-    def tasks(self) -> dict[int, list[Task]]:
-        """The forward tasks of each device, in order."""
-        found: dict[int, list[Task]] = defaultdict(list)
-        for row in self.order:
-            task = self.native.task(row)
-            if task.kind == FORWARD:
-                found[task.devices[0]].append(Task(row, task.op, task.part, task.finish))
-            elif task.kind == COMBINE and not task.backward and not self.graph.ops[task.op].finishes:
-                for device in task.devices if len(task.devices) > 1 else ():
-                    part = next(p for p in self.groups[task.op][task.part] if self.devices[task.op][p] == device)
-                    deliver = Task(row, task.op, part, deliver=True)
-                    if any(True for _ in self.payloads(deliver, device)):
-                        found[device].append(deliver)
-        return found
-
-    @cached_property
-    def adders(self) -> set[tuple[int, int]]:
-        """Of each group's parts on a device, the last one to run: it adds their partials up."""
-        last: dict[tuple[int, int, int], int] = {}
-        for device, tasks in self.tasks.items():
-            for task in tasks:
-                if self.groups[task.op] and not task.finish and not task.deliver:
-                    last[device, task.op, self.group(task.op, task.part)] = task.part
-        return {(op, part) for (_, op, _), part in last.items()}
-
-    @property
-    def loss_op(self) -> int:
-        return self.producer[self.graph.loss]
-
-    @cached_property
-    def loss_holder(self) -> int:
-        """The first device that has the loss."""
-        return self.devices[self.loss_op][0]
-
-    def output_part(self, op: int, part: int) -> int:
-        copies = 1
-        for dim, degree in zip(self.graph.ops[op].dims, self.degrees[op]):
-            copies *= degree if dim.extra else 1
-        return part // copies
-
-    def first_part(self, op: int, out_part: int) -> int:
-        """The first of the parts that share an output part."""
-        return next(p for p in range(len(self.devices[op])) if self.output_part(op, p) == out_part)
-
-    @cached_property
-    def kept(self) -> set[Key]:
-        """What a step keeps to its end: the parts of the loss, or of the output in its place; or all that ops make."""
-        wanted = self.producer if self.keep_all else [self.graph.loss]
-        return {self.home(tensor, part) for tensor in wanted for part in self.output_parts(tensor)}
-
-    def output_parts(self, tensor: int) -> list[int]:
-        op = self.producer[tensor]
-        return sorted({self.output_part(op, part) for part in range(len(self.devices[op]))})
-
-    def group(self, op: int, part: int) -> int:
-        return next(g for g, parts in enumerate(self.groups[op]) if part in parts)
-
-    def mates(self, op: int, part: int) -> list[int]:
-        """The parts that combine with this one."""
-        return self.groups[op][self.group(op, part)]
-
-    def crosses(self, op: int, part: int) -> bool:
-        """Whether a part's combine needs other devices."""
-        return len({self.devices[op][p] for p in self.mates(op, part)}) > 1
-
-    def home(self, tensor: int, out_part: int) -> Key:
-        """Where an output is on a device that has it: what a combine leaves may be the output itself."""
-        index = self.producer[tensor]
-        if self.groups[index] and not self.graph.ops[index].finishes:
-            return Key("total", index, self.group(index, self.first_part(index, out_part)))
-        return Key("made", tensor, out_part)
-
-    def reads(self, task: Task, device: int) -> Iterator[Key]:
-        op = self.graph.ops[task.op]
-        if task.deliver:
-            yield Key("total", task.op, self.group(task.op, task.part))
-            return
-        wanted = _behind(op) if task.finish else None
-        for number, operand in enumerate(op.inputs):
-            if wanted is None or operand.value in wanted:
-                yield from self._sources(task.op, task.part, number, device)
-        if task.finish:
-            yield Key("total", task.op, self.group(task.op, task.part))
-            for value in kept_values(op):
-                yield kept(task.op, task.part, value)
-        elif self.groups[task.op] and (task.op, task.part) in self.adders:
-            for part in self.mates(task.op, task.part):
-                if self.devices[task.op][part] == device and part != task.part:
-                    yield Key("partial", task.op, part)
-
-    def _sources(self, op: int, part: int, number: int, device: int) -> Iterator[Key]:
-        tensor = self.graph.ops[op].inputs[number].tensor
-        source = self.graph.tensors[tensor].source
-        if source == "op":
-            for index, _ in self.native.fetch(op, part, number)[1]:
-                flow = self.flows[index]
-                yield self.home(tensor, flow.part) if flow.source == device else Key("flow", index)
-        elif source == "input":
-            yield Key("batch", tensor)
-        elif source != "constant" and device in self.holders[tensor]:
-            yield Key("state", tensor)
-
-    def makes(self, task: Task, device: int) -> Iterator[Key]:
-        op = self.graph.ops[task.op]
-        if self.groups[task.op] and not task.finish and not task.deliver:
-            yield Key("partial", task.op, task.part)
-            for value in kept_values(op):
-                yield kept(task.op, task.part, value)
-            if (task.op, task.part) in self.adders:
-                shared = self.crosses(task.op, task.part)
-                yield Key("share" if shared else "total", task.op, self.group(task.op, task.part))
-                if not shared and not op.finishes:
-                    yield from self.payloads(task, device)
-            return
-        if not task.deliver:
-            for operand in op.outputs:
-                yield Key("made", operand.tensor, self.output_part(task.op, task.part))
-            for operand in op.updates:
-                yield Key("update", operand.tensor, task.part)
-        yield from self.payloads(task, device)
-
-    def payloads(self, task: Task, device: int) -> Iterator[Key]:
-        out = self.output_part(task.op, task.part)
-        for operand in self.graph.ops[task.op].outputs:
-            for flow in self.outgoing.get((device, operand.tensor, out), ()):
-                yield Key("payload", flow)
-
-
-def kept(op: int, part: int, value: int) -> Key:
-    return Key("kept", op * 2**20 + part, value)
-
-
-def _behind(op: Op) -> set[int]:
-    """The values that a finish reads."""
-    return {value for step in op.steps[op.head :] for value in step.inputs}
-
-
-def kept_values(op: Op) -> list[int]:
-    """Those of them that the steps before the combine made."""
-    if not op.finishes:
-        return []
-    made = {value for step in op.steps[: op.head] for value in step.outputs}
-    return sorted(_behind(op) & made)
-
-
-def cut_segments(layout: Layout) -> list[Segment]:
+def cut_segments(placement: Placement) -> list[Segment]:
     """The segments of all devices."""
-    segments = [segment for device, own in layout.tasks.items() for segment in _cut(layout, device, own)]
-    _drop_unread(layout, segments)
+    segments = [segment for device, own in placement.tasks.items() for segment in _cut(placement, device, own)]
+    _drop_unread(placement, segments)
     return segments
 
 
-def _cut(layout: Layout, device: int, tasks: list[Task]) -> Iterator[Segment]:
+def _cut(placement: Placement, device: int, tasks: list[Task]) -> Iterator[Segment]:
     segment = Segment(device)
     made: set[Key] = set()
     ended = False
     for task in tasks:
-        reads = [key for key in dict.fromkeys(layout.reads(task, device)) if key not in made]
+        reads = [key for key in dict.fromkeys(placement.reads(task, device)) if key not in made]
         fresh = any(key.what in FOREIGN and key not in segment.takes for key in reads)
         if segment.tasks and (ended or fresh):
             yield segment
             segment, made = Segment(device), set()
-            reads = list(dict.fromkeys(layout.reads(task, device)))
-        makes = list(layout.makes(task, device))
+            reads = list(dict.fromkeys(placement.reads(task, device)))
+        makes = list(placement.makes(task, device))
         segment.tasks.append(task)
-        segment.forward_rows.append(task.row)
         segment.takes += [key for key in reads if key not in segment.takes and key not in made]
         segment.gives += makes
         made.update(makes)
@@ -262,11 +52,11 @@ def _cut(layout: Layout, device: int, tasks: list[Task]) -> Iterator[Segment]:
         yield segment
 
 
-def _drop_unread(layout: Layout, segments: list[Segment]) -> None:
+def _drop_unread(placement: Placement, segments: list[Segment]) -> None:
     """Drop from what segments make that which nothing outside of them reads."""
     wanted: dict[int, set[Key]] = defaultdict(set)
     for segment in segments:
         wanted[segment.device].update(segment.takes)
     for segment in segments:
-        read = wanted[segment.device] | layout.kept
+        read = wanted[segment.device] | placement.kept
         segment.gives = [k for k in segment.gives if k.what in ("payload", "share", "update") or k in read]

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from .. import _core
 from ..parts import Box, Draws, Part, local_shape, reframe, whole
-from .segments import Key, Layout, Segment, Task, kept, kept_values
+from .placement import Key, Placement, Task, kept, kept_values
+from .segments import Segment
 from .store import Shard, constant
 
 Piece = tuple[Box, torch.Tensor]
@@ -32,9 +33,9 @@ class Held:
 class Weaver:
     """What all segments of a device have in common."""
 
-    def __init__(self, layout: Layout, device: int, shards: Mapping[int, Shard], place: torch.device) -> None:
-        self.layout, self.device, self.shards, self.place = layout, device, shards, place
-        self.graph = layout.graph
+    def __init__(self, placement: Placement, device: int, shards: Mapping[int, Shard], place: torch.device) -> None:
+        self.placement, self.device, self.shards, self.place = placement, device, shards, place
+        self.graph = placement.graph
         self.needs = {tensor: self._need(tensor) for tensor in self.graph.inputs}
 
     @cached_property
@@ -46,7 +47,7 @@ class Weaver:
         shape = self.graph.tensors[tensor].shape
         flat = [[n] for n in shape]
         boxes: list[Box] = []
-        for task in self.layout.tasks.get(self.device, ()):
+        for task in self.placement.tasks.get(self.device, ()):
             for number, operand in enumerate(self.graph.ops[task.op].inputs):
                 if operand.tensor == tensor and not task.finish:
                     dims = [list(axis) for axis in self.graph.ops[task.op].values[operand.value].factoring]
@@ -58,14 +59,14 @@ class Weaver:
 
     def output(self, tensor: int, out_part: int) -> tuple[Box, Sequence[Sequence[int]]]:
         """The box of an output part, and the dims that it is over."""
-        index = self.layout.producer[tensor]
+        index = self.placement.producer[tensor]
         op = self.graph.ops[index]
         number = next(n for n, operand in enumerate(op.outputs) if operand.tensor == tensor)
-        box = self.part(index, self.layout.first_part(index, out_part)).output_box(number)
+        box = self.part(index, self.placement.first_part(index, out_part)).output_box(number)
         return box, op.values[op.outputs[number].value].factoring
 
     def part(self, op: int, part: int) -> Part:
-        return Part(self.graph, op, self.layout.degrees[op], part)
+        return Part(self.graph, op, self.placement.degrees[op], part)
 
     def run(self, segment: Segment, inputs: Sequence[torch.Tensor], draws: Draws | None) -> list[torch.Tensor]:
         """What the segment gives, of what it takes."""
@@ -79,38 +80,38 @@ class Weaver:
 class _Run:
     def __init__(self, weaver: Weaver, values: dict[Key, torch.Tensor], draws: Draws | None) -> None:
         self.weaver, self.values, self.draws = weaver, values, draws
-        self.layout, self.graph, self.device = weaver.layout, weaver.graph, weaver.device
+        self.placement, self.graph, self.device = weaver.placement, weaver.graph, weaver.device
 
     def execute(self, task: Task) -> None:
         if task.deliver:
             self._cut_payloads(task)
         elif task.finish:
             self._finish(task)
-        elif self.layout.groups[task.op]:
+        elif self.placement.groups[task.op]:
             self._partial(task)
         else:
             part = self.weaver.part(task.op, task.part)
             self._keep(task, part, part.run(self._inputs(task, part), self.draws))
 
     def _partial(self, task: Task) -> None:
-        op, layout = self.graph.ops[task.op], self.layout
+        op, placement = self.graph.ops[task.op], self.placement
         part = self.weaver.part(task.op, task.part)
         self.values[Key("partial", task.op, task.part)] = part.partial(self._inputs(task, part), self.draws)
         for value in kept_values(op):
             self.values[kept(task.op, task.part, value)] = part.values[value]
-        if (task.op, task.part) not in layout.adders:
+        if (task.op, task.part) not in placement.adders:
             return
-        crosses = layout.crosses(task.op, task.part)
-        key = Key("share" if crosses else "total", task.op, layout.group(task.op, task.part))
+        crosses = placement.crosses(task.op, task.part)
+        key = Key("share" if crosses else "total", task.op, placement.group(task.op, task.part))
         self.values[key] = self._added(task)
         if not crosses and not op.finishes:
             self._cut_payloads(task)
 
     def _added(self, task: Task) -> torch.Tensor:
         """The partials of a group that this device has, together: summed, or side by side with gaps for the others."""
-        combine, mates = self.graph.ops[task.op].combine, self.layout.mates(task.op, task.part)
+        combine, mates = self.graph.ops[task.op].combine, self.placement.mates(task.op, task.part)
         mine = {p: self.values.get(Key("partial", task.op, p)) for p in mates}
-        shares = [x if self.layout.devices[task.op][p] == self.device else None for p, x in mine.items()]
+        shares = [x if self.placement.devices[task.op][p] == self.device else None for p, x in mine.items()]
         own = [x for x in shares if x is not None]
         if combine is not None and combine.mode == "gather":
             empty = torch.zeros_like(own[0])
@@ -128,12 +129,12 @@ class _Run:
         for number, operand in enumerate(op.inputs):
             if operand.value in behind:
                 part.values[operand.value] = self._input(task, part, number)
-        total = self.values[Key("total", task.op, self.layout.group(task.op, task.part))]
+        total = self.values[Key("total", task.op, self.placement.group(task.op, task.part))]
         self._keep(task, part, part.finish(total, self.draws))
 
     def _keep(self, task: Task, part: Part, outputs: list[torch.Tensor]) -> None:
         """Outputs for their readers, and the next values of buffers for the step's end."""
-        made = self.layout.output_part(task.op, task.part)
+        made = self.placement.output_part(task.op, task.part)
         for operand, output in zip(part.op.outputs, outputs):
             self.values[Key("made", operand.tensor, made)] = output
         for tensor, (_, values) in part.updates.items():
@@ -170,10 +171,10 @@ class _Run:
 
     def _gathered(self, task: Task, number: int, index: int) -> Held | None:
         """An input, put together from the flows that carry it."""
-        hull, flows = self.layout.native.fetch(task.op, task.part, number)
+        hull, flows = self.placement.native.fetch(task.op, task.part, number)
         if not flows:
             return None
-        dims = self.layout.dims[index]
+        dims = self.placement.dims[index]
         pieces: list[Piece] = []
         for flow, boxes in flows:
             held = self._arrived(flow)
@@ -184,24 +185,24 @@ class _Run:
 
     def _arrived(self, number: int) -> Held:
         """What a flow carries, on this device."""
-        flow = self.layout.flows[number]
+        flow = self.placement.flows[number]
         if flow.source == self.device:
             return self._made(flow.tensor, flow.part)
-        dims, dtype = self.layout.dims[flow.tensor], getattr(torch, self.graph.tensors[flow.tensor].dtype)
+        dims, dtype = self.placement.dims[flow.tensor], getattr(torch, self.graph.tensors[flow.tensor].dtype)
         payload = self.values[Key("flow", number)].to(dtype)
         return Held(payload.reshape(local_shape(flow.hull, dims)), flow.hull, dims)
 
     def _made(self, tensor: int, out_part: int) -> Held:
         """An output that is on this device."""
         box, dims = self.weaver.output(tensor, out_part)
-        return Held(self.values[self.layout.home(tensor, out_part)], box, dims)
+        return Held(self.values[self.placement.home(tensor, out_part)], box, dims)
 
     # Outputs
 
     def _cut_payloads(self, task: Task) -> None:
-        for key in self.layout.payloads(task, self.device):
-            flow = self.layout.flows[key.number]
-            held, dims = self._made(flow.tensor, flow.part), self.layout.dims[flow.tensor]
+        for key in self.placement.payloads(task, self.device):
+            flow = self.placement.flows[key.number]
+            held, dims = self._made(flow.tensor, flow.part), self.placement.dims[flow.tensor]
             made = _core.project(list(held.box), [list(axis) for axis in held.dims], dims)
             boxes = [both for box in made if (both := _intersect(box, flow.hull)) is not None]
             pieces = [(box, held.cut(box, dims).reshape(lengths(box))) for box in boxes]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import RankError
-from .transport import Transport
+from .transports import Transport
 
 _DRAWING = threading.Lock()  # torch's generator is one for all threads
 CHOICES = ("broadcast", "verify")

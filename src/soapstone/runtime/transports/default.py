@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from .ordered import OrderedTransport
 from .processes import ProcessTransport, check_initialised
-from .transport import Transport
+from .protocol import Transport
 
 
 def default_transport(place: torch.device) -> Transport:

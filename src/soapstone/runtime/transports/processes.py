@@ -16,8 +16,8 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
-from ..errors import RankError
-from .transport import Pending
+from ...errors import RankError
+from .protocol import Pending
 
 MOST_GROUPS = 16  # each has threads and connections of its own; rarer meetings go by messages
 

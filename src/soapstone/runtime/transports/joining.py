@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from ..errors import RankError
-from .backends import default_transport
-from .transport import Transport
+from ...errors import RankError
+from .default import default_transport
+from .protocol import Transport
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .processes import Groups, in_a_sentence
-from .transport import Pending
+from .protocol import Pending
 
 
 class OrderedTransport:

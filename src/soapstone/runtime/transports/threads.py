@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..errors import RankError
-from .transport import Pending
+from ...errors import RankError
+from .protocol import Pending
 
 T = TypeVar("T")
 

@@ -1,0 +1,144 @@
+"""One order of everything that happens anywhere, in which nothing comes before what it waits for.
+
+The simulated order decides between what is ready. Segments do several tasks in one go, so it cannot always be kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from ..simulator import COMBINE, SYNC, TRANSFER
+from .placement import Key, Placement
+from .segments import Segment
+
+Node = tuple[str, int]  # "forward" or "backward" of a segment, the "row" of a task, or "loss"
+Order = list[Node]
+
+
+class Ordering:
+    """Everything that happens, and what it waits for."""
+
+    def __init__(self, placement: Placement, segments: Sequence[Segment], num_ranks: int) -> None:
+        self.placement, self.segments, self.num_ranks = placement, segments, num_ranks
+        self.native, self.rows = placement.native, placement.order
+        self.position = {row: i for i, row in enumerate(self.rows)}
+        self.maker: dict[tuple[int, Key], int] = {}
+        self.takers: dict[tuple[int, Key], list[int]] = defaultdict(list)
+        for number, segment in enumerate(self.segments):
+            self.maker.update({(segment.device, key): number for key in segment.gives})
+            for key in segment.takes:
+                self.takers[segment.device, key].append(number)
+        self.nodes: dict[Node, tuple[float, str, int]] = {}
+        self.after: dict[Node, list[Node]] = defaultdict(list)
+
+    def result(self) -> Order:
+        self._collect()
+        waits = dict.fromkeys(self.nodes, 0)
+        followers: dict[Node, list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            for before in set(self.after[node]) & self.nodes.keys():
+                followers[before].append(node)
+                waits[node] += 1
+        ready = [(*self.nodes[node],) for node, count in waits.items() if not count]
+        heapq.heapify(ready)
+        order: Order = []
+        while ready:
+            _, what, index = heapq.heappop(ready)
+            order.append((what, index))
+            for node in followers[what, index]:
+                waits[node] -= 1
+                if not waits[node]:
+                    heapq.heappush(ready, self.nodes[node])
+        assert len(order) == len(self.nodes), "segments wait for one another"
+        return order
+
+    def _add(self, what: str, index: int, position: float, after: Iterator[Node]) -> None:
+        self.nodes[what, index] = (position, what, index)
+        self.after[what, index] += after
+
+    def _collect(self) -> None:
+        backward = self._backward_positions()
+        for number, segment in enumerate(self.segments):
+            last = max(self.position[task.row] for task in segment.tasks)
+            self._add("forward", number, last, self._before_forward(segment))
+            if any(self.placement.graph.ops[task.op].backward for task in segment.tasks):
+                own = [backward.get((task.op, task.part, task.finish), 0) for task in segment.tasks]
+                self._add("backward", number, max(own), self._before_backward(number))
+        for row in self.rows:
+            task = self.native.task(row)
+            if task.kind in (TRANSFER, COMBINE, SYNC) and len(task.devices) > 1 and row != self.needless:
+                self._add("row", row, self.position[row], self._before_row(row))
+        if len(set(self.placement.devices[self.placement.loss_op])) < self.num_ranks:
+            key = self.placement.home(self.placement.graph.loss, 0)
+            maker = self.maker.get((self.placement.loss_holder, key))
+            made = self._arrival(key) if maker is None else ("forward", maker)
+            self._add("loss", 0, self.nodes.get(made, (0.0, "", 0))[0], iter([made]))
+
+    def _backward_positions(self) -> dict[tuple[int, int, bool], int]:
+        found = {}
+        for row in self.rows:
+            task = self.native.task(row)
+            if task.backward and task.kind not in (TRANSFER, COMBINE, SYNC):
+                found[task.op, task.part, task.finish] = self.position[row]
+        return found
+
+    @cached_property
+    def combines(self) -> dict[tuple[int, int, bool], int]:
+        """The row of each combine among several devices, by (op, group, backward)."""
+        tasks = ((row, self.native.task(row)) for row in self.rows)
+        return {(t.op, t.part, t.backward): row for row, t in tasks if t.kind == COMBINE and len(t.devices) > 1}
+
+    @cached_property
+    def needless(self) -> int:
+        """The row that would sum the loss's gradients: every device that has the loss can take them by itself."""
+        return self.combines.get((self.placement.loss_op, 0, True), -1)
+
+    def _arrival(self, key: Key) -> Node:
+        """The task that brings what other devices give."""
+        if key.what == "flow":
+            return "row", self.placement.flows[key.number].forward
+        return "row", self.combines[key.number, key.part, False]
+
+    def _before_forward(self, segment: Segment) -> Iterator[Node]:
+        for key in segment.takes:
+            if key.what not in ("batch", "state"):
+                maker = self.maker.get((segment.device, key))
+                yield self._arrival(key) if maker is None else ("forward", maker)
+
+    def _before_backward(self, number: int) -> Iterator[Node]:
+        segment = self.segments[number]
+        yield "forward", number
+        for key in segment.gives:
+            if key.what == "payload":
+                yield "row", self.placement.flows[key.number].backward
+            elif key.what == "share":
+                yield "row", self.combines.get((key.number, key.part, True), -1)
+                if key.number == self.placement.loss_op:
+                    for taker in self.takers.get((segment.device, Key("total", key.number, key.part)), ()):
+                        yield "backward", taker
+            for taker in self.takers.get((segment.device, key), ()):
+                yield "backward", taker
+
+    def _before_row(self, row: int) -> Iterator[Node]:
+        task = self.native.task(row)
+        if task.kind == SYNC:
+            keys = [Key("state", tensor) for tensor, _ in task.pieces]
+            yield from self._backward_of_takers(task.devices, keys)
+        elif task.backward:
+            key = Key("flow", task.flow) if task.kind == TRANSFER else Key("total", task.op, task.part)
+            devices = task.devices[:1] if task.kind == TRANSFER else task.devices
+            yield from self._backward_of_takers(devices, [key])
+            yield self._arrival(key)
+        else:
+            key = Key("payload", task.flow) if task.kind == TRANSFER else Key("share", task.op, task.part)
+            for device in task.devices[:1] if task.kind == TRANSFER else task.devices:
+                yield "forward", self.maker[device, key]
+
+    def _backward_of_takers(self, devices: Sequence[int], keys: Sequence[Key]) -> Iterator[Node]:
+        for device in devices:
+            for key in keys:
+                for taker in self.takers.get((device, key), ()):
+                    yield "backward", taker
