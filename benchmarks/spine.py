@@ -85,3 +85,7 @@ def main() -> None:
         row = (f"{capture / export:.2f}x", str(tasks), f"{core / tasks * 1e9:.0f}", f"{plain / core:.0f}x")
         table.add_row(name, *row, f"{step / eager:.2f}x")
     Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

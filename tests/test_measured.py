@@ -27,8 +27,10 @@ from soapstone.baselines import BASELINES
 from soapstone.cli import main
 from soapstone.costs import Question
 from soapstone.costs.measured import measured_costs
+from soapstone.costs.measured.neighbours import neighbours
 from soapstone.costs.measured.rounds import Pace
 from soapstone.costs.measured.store import Store
+from soapstone.costs.measured.trial import shared_inputs
 from soapstone.graph import OperatorGraph
 from soapstone.parts import Part, freed_memory_kept
 
@@ -85,6 +87,36 @@ def test_times_are_whole_nanoseconds_above_0() -> None:
         assert times.forward > 1
         if combines and graph.ops[index].finishes:
             assert times.finish_forward > 1
+
+
+def test_measuring_draws_nothing_from_the_users_generator() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    quick().times(tiny(), 0, whole(tiny(), 0), "cpu", False)
+    quick().update("cpu", "sgd")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_parameters_of_several_ops_are_asked_about_by_themselves() -> None:
+    """Their gradients are added to one another, which takes time."""
+    linear = nn.Linear(4, 4)
+    inputs = (torch.randn(2, 4),)
+    graphs = [ss.capture(nn.Sequential(*layers), inputs, loss=torch.sum) for layers in ([linear, linear], [linear])]
+    assert [shared_inputs(graph, 0)[1:] for graph in graphs] == [[True, True], [False, False]]
+    costs = quick()
+    for graph in graphs:
+        costs.times(graph, 0, whole(graph, 0), "cpu", False)
+    assert costs.num_measured == 2
+
+
+def test_neighbours_are_at_work_while_one_measures() -> None:
+    alone, beside = quick(), quick(beside=1)
+    for costs in (alone, beside):
+        costs.times(tiny(), 0, whole(tiny(), 0), "cpu", False)
+        assert costs.num_measured == 1  # times of one are not the other's
+    with neighbours(2) as processes:
+        assert [process.poll() for process in processes] == [None, None]
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_what_has_no_gradient_has_no_backward() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ from ..loading import load_workload
 from ..report import save_events
 from ..simulator import simulate
 from ..strategy import Strategy
-from .arguments import Case, StrategyName, takes_case
+from .arguments import Case, StrategyName, costs_of, takes_case
 from .common import AsJson, milliseconds, print_all, print_json, say
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def train(
     with joined(EXAMPLE) as (transport, place):
         import torch
 
+        case = _measured_once(case, chosen, transport)
         torch.manual_seed(seed)
         work = load_workload(case.request).on(place)
         if check:
@@ -133,6 +134,16 @@ def train(
             if trace is not None:
                 save_events([h for record in found.records for h in record.happenings], trace)
             print_json(found.described()) if as_json else print_all(*found.shown(case))
+
+
+def _measured_once(case: Case, strategy: Strategy, transport: Transport) -> Case:
+    """Rank 0 measures what is missing, while the others wait and then read it."""
+    if not case.is_measured:
+        return case
+    if transport.rank == 0:
+        simulate(case.graph, case.topology, strategy, **case.running)
+    transport.exchange(None)
+    return case if transport.rank == 0 else replace(case, costs=costs_of("measured", case.topology))
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,13 @@ class Machine:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """New tensors are made on the device, torch uses its threads, and freed memory is used again."""
+        """New tensors are made on the device, torch uses its threads and keeps its random state, and freed memory is
+        used again."""
         before = torch.get_num_threads()
         if self.type == "cpu" and before != self.threads:
             torch.set_num_threads(self.threads)
         try:
-            with torch.device(self.type), freed_memory_kept():
+            with torch.device(self.type), torch.random.fork_rng(), freed_memory_kept():
                 yield
         finally:
             if torch.get_num_threads() != before:

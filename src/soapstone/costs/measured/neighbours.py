@@ -20,13 +20,14 @@ while True:
 
 
 @contextmanager
-def neighbours(count: int) -> Iterator[None]:
+def neighbours(count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """So many processes at work, which end with this."""
     with ExitStack() as stack:
         started = [stack.enter_context(_neighbour()) for _ in range(count)]
         for process in started:
             assert process.stdout is not None
             process.stdout.readline()
-        yield
+        yield started
 
 
 @contextmanager

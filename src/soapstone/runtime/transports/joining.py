@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import RankError
+from ...parts import keep_freed_memory
 from .default import default_transport
 from .protocol import Transport
 
@@ -27,6 +28,7 @@ def joined(example: str) -> Iterator[tuple[Transport, torch.device]]:
         torch.cuda.set_device(place)
     else:
         torch.set_num_threads(1)
+        keep_freed_memory()  # as measured costs have it
     dist.init_process_group("nccl" if gpus >= here else "gloo")
     try:
         yield default_transport(place), place
