@@ -338,3 +338,135 @@ def test_the_first_op_that_differs_from_one_device_is_named(monkeypatch: pytest.
     monkeypatch.setitem(KERNELS, "conv2d", wrong)
     found = first_difference_of(strategy)
     assert [difference.what for difference in found if difference is not None] == ["stem", "stem"]
+
+
+def losses_of(loss: Callable[..., torch.Tensor], targets: tuple[torch.Tensor, ...], seed: int, steps: int = 3) -> None:
+    """Train a small model with some loss, data parallel and at random, and compare gradients with plain PyTorch."""
+    torch.manual_seed(0)
+    inputs = torch.randn(6, 4, dtype=torch.float64)
+
+    def make() -> ss.Workload:
+        torch.manual_seed(1)
+        return ss.Workload(nn.Linear(4, 6).double(), (inputs,), loss=loss, targets=targets)
+
+    graph, topology = ss.capture(make()), ss.Topology.parse("cpu:1x2")
+    choose = ss.baselines.random(graph, topology, seed=seed) if seed else ss.baselines.data_parallel(graph, topology)
+    works = [make() for _ in range(2)]
+
+    def run(rank: int, transport: ThreadTransport) -> list[dict[str, torch.Tensor]]:
+        parallel = ss.parallelize(works[rank], graph, topology, choose, transport=transport)
+        found = []
+        for step in range(steps):
+            parallel.step(inputs + step, *targets)
+            found.append(parallel.gradients())
+        return found
+
+    for found in ss.run_threads(2, run, strict=True):
+        for step, gradient in enumerate(found):
+            work = make()
+            work.compute_loss(inputs + step, *targets).backward()  # type: ignore[no-untyped-call]
+            assert_close(gradient, {n: p.grad for n, p in work.model.named_parameters() if p.grad is not None})
+
+
+F = nn.functional
+CLASSES = torch.tensor([0, 2, 5, 2, 1, 3])
+TARGETS = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+LOSSES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "another term": (lambda o, t: F.cross_entropy(o, t, ignore_index=2, reduction="sum") + o.pow(2).mean(), (CLASSES,)),
+    "two losses": (lambda o, t: F.mse_loss(o, t) + 0.1 * o.abs().mean(), (TARGETS,)),
+    "both ways": (lambda o, t: (F.cross_entropy(o, t) + F.cross_entropy(o.T, t)) / 2, (CLASSES,)),
+    "scaled": (lambda o, t: F.cross_entropy(o, t) * 3 - 1, (CLASSES,)),
+    "masked": (
+        lambda o, t, m: (F.mse_loss(o, t, reduction="none") * m).sum() / m.sum(),
+        (TARGETS, TARGETS > 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("seed", range(4))
+def test_losses_of_all_sorts_have_one_gradient(name: str, seed: int) -> None:
+    losses_of(*LOSSES[name], seed)
+
+
+def test_one_tensor_may_be_input_and_target() -> None:
+    """At capture and at the first step; later they differ."""
+    torch.manual_seed(0)
+    ids, other = torch.randint(0, 7, (4, 3)), torch.randint(0, 7, (4, 3))
+    model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7)).double()
+
+    def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.view(-1, 7), labels.view(-1))
+
+    work = ss.Workload(model, (ids,), loss=loss, targets=(ids,))
+    graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x1")
+    strategy = ss.baselines.data_parallel(graph, topology)
+
+    def run(rank: int, transport: ThreadTransport) -> list[torch.Tensor]:
+        parallel = ss.parallelize(work, graph, topology, strategy, transport=transport)
+        return [parallel.step(ids, ids), parallel.step(ids, other)]
+
+    found = ss.run_threads(1, run)[0]
+    assert torch.allclose(torch.stack(found), torch.stack([work.compute_loss(ids, y) for y in (ids, other)]))
+
+
+def test_gradients_that_are_not_summed_yet_are_not_given_out() -> None:
+    batch = ALL["mlp"].batches(1)[0]
+
+    def act(parallel: Parallel) -> None:
+        parallel.step(*batch, sync=False)
+        for ask in (parallel.gradients, lambda: parallel.clip_grad_norm_(1.0)):
+            with pytest.raises(ss.SoapstoneError, match="not summed yet"):
+                ask()
+        parallel.step(*batch)
+        parallel.gradients()
+
+    on_threads("mlp", 1, 2, act)
+
+
+def test_a_step_trains_also_where_gradients_are_switched_off() -> None:
+    batch = ALL["mlp"].batches(1)
+
+    def act(parallel: Parallel) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            parallel.step(*batch[0])
+        return parallel.gradients()
+
+    for found in on_threads("mlp", 1, 2, act):
+        assert_close(found, gradients(ALL["mlp"].workload(), batch))
+
+
+def test_evaluation_sees_parameters_whose_data_was_replaced() -> None:
+    inputs = ALL["mlp"].batches(1)[0][0]
+
+    def act(parallel: Parallel) -> tuple[torch.Tensor, torch.Tensor]:
+        before = parallel.evaluate(inputs)
+        for parameter in parallel.parameters():
+            parameter.data = parameter.data + 1
+        return before, parallel.evaluate(inputs)
+
+    for before, after in on_threads("mlp", 0, 2, act):
+        assert not torch.allclose(before, after)
+
+
+class Buffered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x) * self.scale
+        return y
+
+
+def test_a_state_without_the_buffers_that_are_not_persistent_is_loaded() -> None:
+    work = ss.Workload(Buffered(), (torch.randn(4, 4),), loss=lambda y: y.sum())
+    graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x1")
+    strategy = ss.baselines.data_parallel(graph, topology)
+
+    def run(rank: int, transport: ThreadTransport) -> None:
+        parallel = ss.parallelize(work, graph, topology, strategy, transport=transport)
+        parallel.load_state_dict(parallel.state_dict())
+
+    ss.run_threads(1, run)

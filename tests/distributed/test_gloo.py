@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import soapstone as ss
 from soapstone.runtime.transports import OrderedTransport, ProcessTransport
 from tests.models import CASES
-from tests.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
+from tests.training import SEED, STEPS, Record, assert_same, optimizer_of, train_plain, train_rank
 
 from .launch import run_processes
 
@@ -72,6 +73,72 @@ def test_other_ways_to_talk_train_like_one_device(
             raise records
         for record in records:
             assert_same(record, wanted)
+
+
+class Viewed(nn.Module):
+    """Its position's gradient is a view of what other gradients are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 64), nn.Linear(64, 3)
+        self.position = nn.Parameter(torch.randn(200, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(torch.tanh(self.first(x) + self.position.unsqueeze(0)).mean(1))
+        return y
+
+
+def viewed() -> ss.Workload:
+    torch.manual_seed(0)
+    batch = torch.randn(2, 200, 4, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    return ss.Workload(Viewed().double(), batch[:1], loss=nn.functional.mse_loss, targets=batch[1:])
+
+
+def test_a_sync_leaves_alone_what_backward_still_reads(tmp_path: Path) -> None:
+    graph, topology = ss.capture(viewed()), ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.data_parallel(graph, topology)
+    batches = [viewed().batch] * 8
+    wanted = train_plain(viewed(), batches)
+
+    def run(rank: int) -> Record:
+        work = viewed()
+        parallel = ss.parallelize(work, graph, topology, strategy, bucket_bytes=0)
+        optimizer = optimizer_of(parallel.parameters())
+        losses, gradients = [], []
+        for batch in batches:
+            losses.append(parallel.step(*batch))
+            gradients.append(parallel.gradients())
+            optimizer.step()
+        return Record(losses, gradients, parallel.state_dict())
+
+    for record in run_processes(2, run, tmp_path / "meeting"):
+        if isinstance(record, Exception):
+            raise record
+        assert_same(record, wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_training_goes_on_after_a_refused_batch(seed: int, tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    graph, topology = ss.capture(case.workload()), ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.random(graph, topology, seed=seed)
+    good = case.batches(1)[0]
+
+    def run(rank: int) -> list[torch.Tensor]:
+        parallel = ss.parallelize(case.workload(), graph, topology, strategy)
+        losses = [parallel.step(*good)]
+        for _ in range(2):
+            try:
+                parallel.step(*((good[0][:2], good[1]) if rank == 1 else good))
+            except ss.SoapstoneError:
+                losses.append(parallel.step(*good))
+        return losses
+
+    for losses in run_processes(2, run, tmp_path / "meeting"):
+        if isinstance(losses, Exception):
+            raise losses
+        assert len(losses) == 3
+        assert all(torch.equal(loss, losses[0]) for loss in losses)
 
 
 def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:

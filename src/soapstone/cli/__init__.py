@@ -71,5 +71,5 @@ def run() -> None:
 
 
 def _complain(sentence: str) -> int:
-    print(f"soapstone: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.stderr.write(f"soapstone: {' '.join(sentence.split())}\n")  # in one piece: other ranks write, too
     return 2

@@ -57,5 +57,8 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
             rates = (f"{scaled(link.bandwidth, 'B')}/s", f"{scaled(link.summing or 0, 'B')}/s")
             table.add_row(f"{link.source} - {link.target}", *times, *rates)
         sums = ", ".join(f"{scaled(size, 'B')} in {t * 1e6:,.0f} us" for size, t in found.all_reduce.items())
-        hidden = f"Compute beside an all-reduce hides {1 - found.exposed:.0%} of it"
-        print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}." if sums else "", f"{hidden}.")
+        if not sums:
+            print_all("There is one rank, so there are no links to measure.")
+            return
+        hidden = f"Compute beside an all-reduce hides {1 - found.exposed:.0%} of it."
+        print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", hidden)

@@ -88,6 +88,12 @@ class Run:
     dropout: str
     optimizer: str
 
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise SoapstoneError(f"--lr {self.lr} is no learning rate; use a number above 0")
+        if not -(2**63) <= self.seed < 2**63:
+            raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
+
     def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
         import torch
 
@@ -230,7 +236,7 @@ def _check(
     """Raise RankError, on every rank, where a few steps differ from one device's by more than rounding."""
     import torch
 
-    from ..runtime.checking import TOLERANCES, difference, first_difference, plain_training, worst
+    from ..runtime.checking import FLOORS, TOLERANCES, difference, first_difference, plain_training, worst
 
     if case.graph.settings.batch_norm == "local":
         raise RankError("local batch norm is not what one device computes, so there is nothing to check it against")
@@ -239,20 +245,26 @@ def _check(
     torch.backends.cudnn.allow_tf32 = False  # it rounds to three digits, which depend on how a convolution is split
     tolerance = TOLERANCES[getattr(torch, case.request.dtype)]
     batches = [work.batch] * CHECKED
+    # Adam would divide true zeros' noise by itself, and hide how large gradients are.
+    checking = Run(wanted.steps, 0.01, wanted.seed, "replay", "sgd")
     torch.manual_seed(wanted.seed)
-    losses, state = plain_training(work, batches, wanted.optimizer_of)
+    plain = plain_training(work, batches, checking.optimizer_of)
     torch.manual_seed(wanted.seed)
-    replaying = Run(wanted.steps, wanted.lr, wanted.seed, "replay", wanted.optimizer)
-    parallel = _parallel(case, work, strategy, replaying, transport, place)
-    optimizer = wanted.optimizer_of(parallel.parameters())
-    errors = []
-    for batch, loss in zip(batches, losses):
+    parallel = _parallel(case, work, strategy, checking, transport, place)
+    optimizer = checking.optimizer_of(parallel.parameters())
+    errors, gradients = [], None
+    for batch, loss in zip(batches, plain.losses):
         errors.append(difference(parallel.step(*batch), loss))
+        gradients = gradients or worst(parallel.gradients(), plain.gradients, FLOORS[tolerance])
         optimizer.step()
-    weights = worst(parallel.state_dict(), state)
-    if max(errors) <= tolerance and weights.error <= tolerance:
+    weights = worst(parallel.state_dict(), plain.state, 1e-6)
+    assert gradients is not None
+    found = max(gradients, weights, key=lambda difference: difference.error)
+    if max(errors) <= tolerance and found.error <= tolerance:
         if transport.rank == 0:
-            told = f"losses differ by at most {max(errors):.1e}, weights by {weights.error:.1e} ({weights.what})"
+            told = (
+                f"losses differ by at most {max(errors):.1e}, gradients and weights by {found.error:.1e} ({found.what})"
+            )
             say(f"Checked {CHECKED} steps against one device: {told}.")
         return
     culprit = first_difference(work, case.graph, strategy, work.batch, transport, place, tolerance)
@@ -260,6 +272,6 @@ def _check(
         f"op {culprit.what!r} is the first that differs, by {culprit.error:.1e}" if culprit else "no op's forward does"
     )
     raise RankError(
-        f"this strategy does not train like one device: losses differ by {max(errors):.1e}, {weights.what!r} by "
-        f"{weights.error:.1e}; {where}"
+        f"this strategy does not train like one device: losses differ by {max(errors):.1e}, {found.what!r} by "
+        f"{found.error:.1e}; {where}"
     )

@@ -74,7 +74,10 @@ class Place:
 
 class Combined(Protocol):
     """A partial, and what is left to do once it is whole. A third function, `alone`, may do both for a part that has
-    nothing to combine with, as torch does it in one call."""
+    nothing to combine with, as torch does it in one call. `finish_reads` says whether `finish` differentiates by the
+    inputs, too."""
+
+    finish_reads: bool
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor: ...

@@ -38,6 +38,7 @@ class Verdict:
 
     def __init__(self, transport: Transport, place: torch.device, check: Callable[[], None]) -> None:
         self._transport, self._problem, self._heard = transport, None, transport.size == 1
+        self.refused = False
         try:
             check()
         except SoapstoneError as error:
@@ -55,6 +56,7 @@ class Verdict:
             return
         self._heard = True
         if int(self._refusals()):
+            self.refused = True
             raise_any(self._transport, self._transport.exchange(self._problem))
 
 

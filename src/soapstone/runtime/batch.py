@@ -33,9 +33,9 @@ class BatchCheck:
             self._check_range(number, batch[number], allowed)
 
     def cut(self, batch: Sequence[torch.Tensor], place: torch.device) -> list[torch.Tensor]:
-        """What this rank reads of a batch, where its tensors live."""
+        """What this rank reads of a batch, where its tensors live; each an object of its own, without a history."""
         return [
-            (given if tuple(given.shape) == local else given[sides]).to(place)
+            (given if tuple(given.shape) == local else given[sides]).detach().to(place)
             for given, sides, local in zip(batch, self.slices, self.local)
         ]
 

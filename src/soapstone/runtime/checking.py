@@ -26,6 +26,7 @@ from .weights import state_of
 
 # Largest difference, as a share of the largest element, that rounding explains.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+FLOORS = {1e-9: 1e-6, 1e-4: 1e-2, 5e-2: 1e-2, 1e-2: 1e-2}  # of gradients, by tolerance
 Optimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -48,25 +49,38 @@ def difference(found: torch.Tensor, wanted: torch.Tensor, floor: float = 0.0) ->
     return float((a - b).abs().max()) / max(float(b.abs().max()), floor, 1e-300)
 
 
-def plain_training(
-    work: Workload, batches: Sequence[Sequence[torch.Tensor]], optimizer: Optimizer
-) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Losses and weights of plain PyTorch on one device; the workload itself stays as it is."""
+@dataclass(frozen=True)
+class Plain:
+    """What plain PyTorch comes to on one device: losses, the first step's gradients, and weights."""
+
+    losses: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+
+
+def plain_training(work: Workload, batches: Sequence[Sequence[torch.Tensor]], optimizer: Optimizer) -> Plain:
+    """Train a copy; the workload itself stays as it is."""
     work = replace(work, model=deepcopy(work.model))
     optimizing = optimizer(list(work.model.parameters()))
-    losses = []
+    losses: list[torch.Tensor] = []
+    gradients: dict[str, torch.Tensor] = {}
     for batch in batches:
         optimizing.zero_grad()
         loss = work.compute_loss(*batch)
         loss.backward()  # type: ignore[no-untyped-call]
+        named = work.model.named_parameters()
+        gradients = gradients or {name: p.grad.clone() for name, p in named if p.grad is not None}
         optimizing.step()
         losses.append(loss.detach())
-    return losses, work.model.state_dict()
+    return Plain(losses, gradients, work.model.state_dict())
 
 
-def worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> Difference:
-    """The tensor that differs most."""
-    errors = {name: difference(found[name], tensor, 1e-6) for name, tensor in wanted.items()}
+def worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float) -> Difference:
+    """The tensor that differs most. What is smaller than a share, the floor, of the largest element of all counts as
+    that large: where a true gradient is zero, both sides are noise."""
+    sizes = [float(t.abs().max()) for t in wanted.values() if t.is_floating_point() and t.numel()]
+    least = floor * max(sizes, default=0.0)
+    errors = {name: difference(found[name], t, least) for name, t in wanted.items() if name in found}
     name = max(errors, key=lambda name: errors[name])
     return Difference(name, errors[name])
 

@@ -11,7 +11,7 @@ from .. import _core
 from ..baselines import data_parallel
 from ..errors import RankError, SoapstoneError
 from ..graph import OperatorGraph
-from ..parts import reframe
+from ..parts import lengths, reframe
 from ..simulator import simulate
 from ..strategy import Strategy
 from ..tracing import Workload, capture_output
@@ -21,8 +21,7 @@ from .draws import CounterDraws
 from .execute import Executor
 from .placement import Key
 from .plan import Plan
-from .store import Store
-from .weave import lengths
+from .store import Shard, Store
 
 
 class Evaluation:
@@ -60,10 +59,11 @@ class Evaluation:
     def _share_shards(self) -> None:
         trained = {shard.name: shard for shard in self._training.store.shards.values()}
         self._missing = []
-        for shard in self._store.shards.values():
+        self._shared: dict[int, Shard] = {}
+        for number, shard in self._store.shards.items():
             other = trained.get(shard.name)
             if other is not None and (list(other.box), other.dims) == (list(shard.box), shard.dims):
-                shard.tensor = other.tensor.detach()
+                self._shared[number] = other
             else:
                 self._missing.append(shard)
                 shard.tensor = shard.tensor.detach()
@@ -76,6 +76,8 @@ class Evaluation:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         executor, graph = self._executor, self._executor.graph
         agree(executor.transport, lambda: self._check(inputs))
+        for number, shard in self._shared.items():  # as they are now: a user may have set .data
+            executor.state[Key("state", number)] = shard.tensor.detach()
         found = executor.evaluate(self._check.cut(inputs, executor.place))
         return gathered(executor, graph.loss, found).to(executor.place)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..parts import Box, Draws, Recording, record
+from ..parts import Box, Draws, Recording, lengths, record
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Bucket, Readiness
 from .placement import Key
@@ -22,7 +22,7 @@ from .plan import Announce, Combine, Event, Plan, Receive, Run, Send, Sync
 from .segments import Segment
 from .store import Store
 from .transports import Pending, Transport
-from .weave import Weaver, lengths
+from .weave import Weaver
 
 Span = tuple[int, int, int]  # the number of an event, or WAIT, its start and its end (ns)
 WAIT = -1
@@ -38,7 +38,7 @@ class Scratch:
         self.gradients: dict[Key, Pending] = {}  # of payloads and shares, from other ranks
         self.buckets: list[tuple[Bucket, Pending]] = []
         self.loss: Pending | None = None
-        self.agreed = agreed
+        self.agreed, self.speaking = agreed, False
 
 
 class Executor:
@@ -78,7 +78,8 @@ class Executor:
         self._said, self._sync = 0, sync
         self._ready.begin()
         self.draws.begin()
-        self._follow()
+        with torch.enable_grad():
+            self._follow()
         self._end()
         loss = self._loss()
         self.scratch = Scratch({}, lambda: None)
@@ -99,9 +100,6 @@ class Executor:
         return found
 
     def _follow(self) -> None:
-        for event in self.program:
-            if isinstance(event, Receive):
-                self._expect(event)
         for number, event in enumerate(self.program):
             if isinstance(event, Run):
                 self.transport.flush()
@@ -127,7 +125,8 @@ class Executor:
             self.spans.append((number, start, perf_counter_ns()))
 
     def _say(self, number: int, event: Event) -> None:
-        self.scratch.agreed()
+        if not self.scratch.speaking:
+            self._begin_to_speak()
         match event:
             case Send():
                 self._timed(number, self.transport.send, event.row, self._payload(event), self.ranks[event.target])
@@ -139,6 +138,14 @@ class Executor:
                 self._timed(number, self._begin_sync, event)
             case Announce():
                 self.scratch.loss = self.transport.all_reduce(-1, self._own_loss(), tuple(range(self.transport.size)))
+
+    def _begin_to_speak(self) -> None:
+        """Once all ranks take their batch; before that nothing may be on its way."""
+        self.scratch.agreed()
+        self.scratch.speaking = True
+        for event in self.program:
+            if isinstance(event, Receive):
+                self._expect(event)
 
     # Segments
 
@@ -164,7 +171,8 @@ class Executor:
         """Something that a segment takes, once it is here; other ranks' is a leaf from now on."""
         pending = self.scratch.pending.pop(key, None)
         if pending is not None:
-            self.scratch.values[key] = self._awaited(pending).requires_grad_(self._differentiable(key))
+            found = self._awaited(pending)
+            self.scratch.values[key] = found.requires_grad_(found.is_floating_point() and self._differentiable(key))
             if key == self.loss_key:
                 self._seed()
         return self.scratch.values[key]
@@ -180,9 +188,10 @@ class Executor:
         return self.graph.ops[key.number].backward
 
     def _seed(self) -> None:
-        """Backward begins with the loss's own gradient. Where the loss is combined, every device of it begins."""
-        loss, combines = self.scratch.values[self.loss_key], bool(self.placement.groups[self.placement.loss_op])
-        if loss.requires_grad and (combines or self.device == self.placement.loss_holder):
+        """Backward begins with the loss's own gradient, on its first device or, where they can, on all of them."""
+        loss = self.scratch.values[self.loss_key]
+        begins = self.placement.has_own_gradient or self.device == self.placement.loss_holder
+        if loss.requires_grad and begins:
             loss.grad = torch.ones_like(loss)
 
     def _backward(self, number: int) -> None:
@@ -195,7 +204,7 @@ class Executor:
         self._ready.leave()
 
     def _gradient(self, key: Key) -> torch.Tensor | None:
-        if key.what == "share" and key.number == self.placement.loss_op:
+        if key.what == "share" and key.number == self.placement.loss_op and self.placement.has_own_gradient:
             return self._loss_gradient(key)
         if key.what in ("payload", "share"):
             pending = self.scratch.gradients.pop(key, None)
@@ -237,7 +246,7 @@ class Executor:
             self.scratch.pending[total] = self.transport.all_reduce(event.row, given, ranks)
             return
         leaf = self._value(total)
-        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()  # others may read it
         self.scratch.gradients[share] = self.transport.all_reduce(event.row, gradient, ranks)
 
     def _begin_sync(self, event: Sync) -> None:

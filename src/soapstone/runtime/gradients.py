@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+from ..parts import lengths
 from .plan import Sync
 from .store import Store
 from .transports import Pending
@@ -52,23 +54,24 @@ class Readiness:
 
 
 class Bucket:
-    """The gradients that one sync sums: in place where they are one whole tensor, else side by side."""
+    """The gradients that one sync sums, side by side in memory of its own: autograd may still read theirs."""
 
     def __init__(self, store: Store, sync: Sync) -> None:
-        self._windows = [
-            shard.window(shard.gradient(), box)
+        self._places = [
+            (shard, box)
             for tensor, piece in sync.pieces
             for shard in (store.shards[tensor],)
             for box in store.pieces[tensor][piece][1]
         ]
-        alone = len(self._windows) == 1 and self._windows[0].is_contiguous()
-        self.flat = self._windows[0].view(-1) if alone else torch.cat([w.reshape(-1) for w in self._windows])
-        self._in_place = alone
+        windows = [shard.window(shard.gradient(), box).reshape(-1) for shard, box in self._places]
+        self.flat = torch.cat(windows) if len(windows) > 1 else windows[0].clone()
 
     def take(self, pending: Pending) -> None:
-        """Wait for the sum and put it where the gradients are."""
-        total = pending()
-        if self._in_place and total.data_ptr() == self.flat.data_ptr():
-            return
-        parts = torch.split(total, [window.numel() for window in self._windows])
-        torch._foreach_copy_(self._windows, [part.view(w.shape) for part, w in zip(parts, self._windows)])
+        """Wait for the sum. A whole gradient is where the sum is from now on; a part of one is copied to its place."""
+        sizes = [math.prod(lengths(box)) for _, box in self._places]
+        for (shard, box), part in zip(self._places, torch.split(pending(), sizes)):
+            if list(box) == list(shard.box):
+                shard.tensor.grad = part.view(shard.tensor.shape)
+            else:
+                window = shard.window(shard.gradient(), box)
+                window.copy_(part.view(window.shape))

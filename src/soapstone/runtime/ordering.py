@@ -93,8 +93,9 @@ class Ordering:
 
     @cached_property
     def needless(self) -> int:
-        """The row that would sum the loss's gradients: every device that has the loss can take them by itself."""
-        return self.combines.get((self.placement.loss_op, 0, True), -1)
+        """The row that sums the loss's gradients, where every device that has the loss can take them by itself."""
+        row = self.combines.get((self.placement.loss_op, 0, True), -1)
+        return row if self.placement.has_own_gradient else -1
 
     def _arrival(self, key: Key) -> Node:
         """The task that brings what other devices give."""

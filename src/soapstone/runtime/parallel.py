@@ -52,8 +52,15 @@ class Parallel:
         try:
             return self._executor.step(self._check.cut(batch, self._executor.place), sync, verdict)
         except BaseException as error:
-            self._transport.fail(str(error) or type(error).__name__)
+            if not verdict.refused:
+                self._transport.fail(str(error) or type(error).__name__)
             raise
+
+    def _check_synced(self) -> None:
+        if self._accumulating:
+            raise RankError(
+                "the last step was one with sync=False: gradients are not summed yet; end with a step that is"
+            )
 
     def _compare_first(self, batch: tuple[torch.Tensor, ...]) -> None:
         """The first batch must be the same on all ranks that pass it whole."""
@@ -93,6 +100,7 @@ class Parallel:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients so that the norm of all of them, over all ranks, is at most max_norm; the norm before.
         Every rank must call this."""
+        self._check_synced()
         return clip_grad_norm(self._store, self._transport, self._executor.place, max_norm, norm_type)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -106,6 +114,7 @@ class Parallel:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Whole gradients by name, on every rank; every rank must call this."""
+        self._check_synced()
         return self._store.assemble(self._transport.exchange(self._store.owned(gradients=True)), {})
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..graph import Op
+from ..parts.place import COMBINED
 from ..simulator import COMBINE, FORWARD, Simulation
 
 
@@ -101,6 +102,19 @@ class Placement:
         return self.producer[self.graph.loss]
 
     @cached_property
+    def has_own_gradient(self) -> bool:
+        """Whether each device of a combined loss can begin backward by itself: its finish must lead back to nothing
+        but the total, or what lies beside it would get a gradient from every device."""
+        op = self.graph.ops[self.loss_op]
+        if not self.groups[self.loss_op] or not op.finishes:
+            return bool(self.groups[self.loss_op])
+        if COMBINED[op.steps[op.head].kind].finish_reads:
+            return False
+        beside = {o.value for o in op.inputs if not self.graph.tensors[o.tensor].grad}
+        made = {value for step in op.steps[op.head :] for value in step.outputs}
+        return all(value in beside | made for step in op.steps[op.head + 1 :] for value in step.inputs)
+
+    @cached_property
     def loss_holder(self) -> int:
         """The first device that has the loss."""
         return self.devices[self.loss_op][0]
@@ -148,7 +162,7 @@ class Placement:
         if task.deliver:
             yield Key("total", task.op, self.group(task.op, task.part))
             return
-        wanted = _behind(op) if task.finish else None
+        wanted = behind(op) if task.finish else None
         for number, operand in enumerate(op.inputs):
             if wanted is None or operand.value in wanted:
                 yield from self._sources(task.op, task.part, number, device)
@@ -203,7 +217,7 @@ def kept(op: int, part: int, value: int) -> Key:
     return Key("kept", op * 2**20 + part, value)
 
 
-def _behind(op: Op) -> set[int]:
+def behind(op: Op) -> set[int]:
     """The values that a finish reads."""
     return {value for step in op.steps[op.head :] for value in step.inputs}
 
@@ -213,4 +227,4 @@ def kept_values(op: Op) -> list[int]:
     if not op.finishes:
         return []
     made = {value for step in op.steps[: op.head] for value in step.outputs}
-    return sorted(_behind(op) & made)
+    return sorted(behind(op) & made)

@@ -117,7 +117,8 @@ class Store:
         """Take this rank's boxes of a whole state that fits the model."""
         with torch.no_grad():
             for shard in self.shards.values():
-                shard.tensor.copy_(shard.cut(state[shard.name]))
+                if shard.name in state:  # a buffer that is not persistent is in no state
+                    shard.tensor.copy_(shard.cut(state[shard.name]))
             for name, counter in self.counters.items():
                 counter.copy_(state[name])
 

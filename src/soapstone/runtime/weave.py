@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from .. import _core
-from ..parts import Box, Draws, Part, local_shape, reframe, whole
-from .placement import Key, Placement, Task, kept, kept_values
+from ..parts import Box, Draws, Part, lengths, local_shape, reframe, whole
+from .placement import Key, Placement, Task, behind, kept, kept_values
 from .segments import Segment
 from .store import Shard, constant
 
@@ -125,9 +125,9 @@ class _Run:
         op = self.graph.ops[task.op]
         part = self.weaver.part(task.op, task.part)
         part.values.update({value: self.values[kept(task.op, task.part, value)] for value in kept_values(op)})
-        behind = {value for step in op.steps[op.head :] for value in step.inputs}
+        wanted = behind(op)
         for number, operand in enumerate(op.inputs):
-            if operand.value in behind:
+            if operand.value in wanted:
                 part.values[operand.value] = self._input(task, part, number)
         total = self.values[Key("total", task.op, self.placement.group(task.op, task.part))]
         self._keep(task, part, part.finish(total, self.draws))
@@ -243,10 +243,6 @@ def _slabs(hull: Box, pieces: list[Piece], axis: int) -> list[tuple[Box, list[Pi
         reach = max(reach, hi)
     found.append(([*hull[:axis], (start, hull[axis][1]), *hull[axis + 1 :]], inside))
     return found
-
-
-def lengths(box: Box) -> list[int]:
-    return [hi - lo for lo, hi in box]
 
 
 def _intersect(a: Box, b: Box) -> Box | None:

@@ -120,6 +120,11 @@ def _refuse_hidden_writes(module: fx.GraphModule) -> None:
             unsaid |= set(_storages(node)) & {storage for n in node.all_input_nodes for storage in _storages(n)}
 
 
+def _distinct(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The same values, no tensor twice: torch.export takes inputs that are one object for one input."""
+    return tuple(x.clone() if any(x is other for other in batch[:i]) else x for i, x in enumerate(batch))
+
+
 def export(work: Workload) -> torch.export.ExportedProgram:
     """Export a workload. Raises CaptureError where torch.export rejects it."""
     try:
@@ -129,7 +134,9 @@ def export(work: Workload) -> torch.export.ExportedProgram:
             stack.enter_context(torch.autocast("cpu", enabled=False))
             stack.enter_context(torch.autocast("cuda", enabled=False))
             stack.enter_context(_quiet())
-            program: torch.export.ExportedProgram = torch.export.export(training, (work.batch,), strict=False)
+            program: torch.export.ExportedProgram = torch.export.export(
+                training, (_distinct(work.batch),), strict=False
+            )
             _drop_idle_dropout(program.graph)
             _refuse_hidden_writes(program.graph_module)
             if not is_readable(program.graph_module):

@@ -13,6 +13,8 @@ from ..place import Place, Tensors, call, combined, compute, kernel
 class _Sum:
     """The partial is the result, up to a sum."""
 
+    finish_reads = False
+
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
         result: torch.Tensor = compute(place, inputs)
@@ -25,6 +27,8 @@ class _Sum:
 
 @combined("linear")
 class _Linear:
+    finish_reads = True
+
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
         return F.linear(inputs["input"], inputs["weight"])
@@ -40,6 +44,8 @@ class _Linear:
 
 @combined("addmm", "baddbmm")
 class _AddProduct:
+    finish_reads = True
+
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
         a, b = ("mat1", "mat2") if place.step.kind == "addmm" else ("batch1", "batch2")

@@ -60,6 +60,8 @@ def _each(place: Place, inputs: Tensors) -> torch.Tensor:
 class _CrossEntropy:
     """(sum, weight) over the samples of a part; the finish divides."""
 
+    finish_reads = False
+
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
         scores, target, weight = inputs["self"], inputs["target"], inputs.get("weight")
@@ -88,6 +90,8 @@ class _CrossEntropy:
 class _ClassLoss:
     """Cross entropy of each sample from parts of the classes: each part has the largest score, the sum of exponentials
     below it, the target's score and weight and, for label smoothing, the sums of weighted scores and of weights."""
+
+    finish_reads = False
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
@@ -128,6 +132,8 @@ class _ClassLoss:
 
 @combined("class_mean")
 class _ClassMean:
+    finish_reads = False
+
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
         loss, target, weight = inputs["self"], inputs["target"], inputs.get("weight")

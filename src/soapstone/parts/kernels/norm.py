@@ -50,6 +50,8 @@ def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
 class _BatchNorm:
     """(count, mean, M2) of each part, merged by Chan's formula: sums of squares would lose digits."""
 
+    finish_reads = True
+
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
         x = inputs["input"]

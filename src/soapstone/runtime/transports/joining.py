@@ -15,13 +15,22 @@ from .default import default_transport
 from .protocol import Transport
 
 
+def _number(name: str, default: int | None) -> int:
+    """What torchrun set. Raises RankError where it is missing or no number."""
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not text.isdecimal():
+        raise RankError(f"{name} is {text!r} in the environment, which is no number; start this with torchrun")
+    return int(text)
+
+
 @contextmanager
 def joined(example: str) -> Iterator[tuple[Transport, torch.device]]:
     """The transport of this rank, and the device that it computes on: a GPU of its own over NCCL, a shared one over
     gloo, else the CPU with one thread. Raises RankError where torchrun did not start this; `example` shows how."""
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise RankError(f"this needs one process for each device; start it with torchrun: {example}")
-    local, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local, here = (_number(name, default) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+    _number("WORLD_SIZE", None)
     gpus = torch.cuda.device_count()
     place = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
     if gpus:
