@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import soapstone as ss
+from soapstone.parts import keep_freed_memory
 from soapstone.runtime import ThreadTransport
 from tests.distributed.launch import run_processes
 
@@ -179,6 +180,7 @@ def against_ddp(make: Make, batch_norm: str, rounds: int) -> tuple[float, Ratio]
 
 def main(rounds: int = ROUNDS) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()  # as `soapstone train` does; page faults hit one side or the other by chance
     table = Table(title="One training step, SGD, one thread a rank: median, ratio and its 90% interval")
     for column in ("model", "1 rank", "against eager", f"{RANKS} gloo ranks", "data parallelism against DDP"):
         table.add_column(column, justify="right")
@@ -189,7 +191,7 @@ def main(rounds: int = ROUNDS) -> None:
         both, ddp = against_ddp(make, batch_norm, rounds)
         product *= ddp.value if name in compared else 1.0
         table.add_row(name, f"{alone * 1e3:.1f} ms", str(eager), f"{both * 1e3:.1f} ms", str(ddp))
-    console = Console()
+    console = Console(width=130)
     console.print(table)
     mean = product ** (1 / len(compared))
     console.print(f"Geometric mean against DDP, without {' and '.join(BESIDE)}: {mean:.3f}x")
