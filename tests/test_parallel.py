@@ -470,3 +470,29 @@ def test_a_state_without_the_buffers_that_are_not_persistent_is_loaded() -> None
         parallel.load_state_dict(parallel.state_dict())
 
     ss.run_threads(1, run)
+
+
+@pytest.mark.parametrize("dropout", ["counter", "replay"])
+def test_a_refused_batch_leaves_no_trace(dropout: str) -> None:
+    """Neither in dropout's masks nor in what is accumulated, on no rank."""
+    graph, topology = captured("lstm"), ss.Topology.parse("cpu:1x3")
+    strategy = ss.baselines.random(graph, topology, seed=4)
+    good = ALL["lstm"].batches(3)
+    works = [[ALL["lstm"].workload() for _ in range(3)] for _ in range(2)]
+
+    def losses(refuse: bool) -> list[list[torch.Tensor]]:
+        def run(rank: int, transport: ThreadTransport) -> list[torch.Tensor]:
+            work = works[refuse][rank]
+            parallel = ss.parallelize(work, graph, topology, strategy, dropout=dropout, transport=transport)
+            found = [parallel.step(*good[0], sync=False)]
+            if refuse:
+                with pytest.raises(ss.SoapstoneError, match="rank 1: tensor 0"):
+                    parallel.step(*((good[1][0][:2], good[1][1]) if rank == 1 else good[1]))
+            found.append(parallel.step(*good[1]))
+            return [*found, *(gradient.sum() for gradient in parallel.gradients().values())]
+
+        torch.manual_seed(9)
+        return ss.run_threads(3, run, strict=True)
+
+    for plain, refused in zip(losses(False), losses(True), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(plain, refused, strict=True))

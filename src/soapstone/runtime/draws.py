@@ -47,6 +47,10 @@ class CounterDraws:
     def begin(self) -> None:
         self.step += 1
 
+    def undo(self) -> None:
+        """The step that has begun is none."""
+        self.step -= 1
+
     def keep(self, place: Place) -> torch.Tensor:
         key = torch.tensor([self.seed, self.step, place.args["draw"]], dtype=torch.int64)
         state = torch.zeros((), dtype=torch.int64)
@@ -65,16 +69,21 @@ class ReplayDraws:
         self.draws, self.place = graph.draws, place
         self.generator = torch.Generator()
         self.generator.set_state(state)
+        self._before = state
         self.masks: dict[int, torch.Tensor] = {}
 
     def begin(self) -> None:
         """Draw all masks of a step; torch draws none where all or nothing is kept."""
-        self.masks = {}
+        self.masks, self._before = {}, self.generator.get_state()
         for number, draw in enumerate(self.draws):
             if 0 < draw.p < 1:
                 mask = torch.empty([draw.shape[axis] for axis in draw.order], dtype=torch.bool)
                 mask.bernoulli_(1 - draw.p, generator=self.generator)
                 self.masks[number] = mask.permute([draw.order.index(axis) for axis in range(mask.ndim)])
+
+    def undo(self) -> None:
+        """The step that has begun is none."""
+        self.generator.set_state(self._before)
 
     def keep(self, place: Place) -> torch.Tensor:
         mask = self.masks[place.args["draw"]]

@@ -48,13 +48,16 @@ class Parallel:
         if not self._accumulating:
             for _, parameter in self._store.parameters():
                 parameter.grad = None
-        self._accumulating = not sync
         try:
-            return self._executor.step(self._check.cut(batch, self._executor.place), sync, verdict)
+            loss = self._executor.step(self._check.cut(batch, self._executor.place), sync, verdict)
         except BaseException as error:
-            if not verdict.refused:
+            if verdict.refused:
+                self._executor.draws.undo()
+            else:
                 self._transport.fail(str(error) or type(error).__name__)
             raise
+        self._accumulating = not sync
+        return loss
 
     def _check_synced(self) -> None:
         if self._accumulating:
