@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from soapstone.tracing import Workload
+from soapstone.graph import OperatorGraph
+from soapstone.tracing import Workload, capture
 
 
 class MLP(nn.Module):
@@ -192,3 +194,16 @@ MORE = {
         Recurrent, F.cross_entropy, lambda: (torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,)))
     ),
 }
+
+ALL = CASES | MORE
+
+
+def captured(name: str) -> OperatorGraph:
+    """The graph of a case, captured once."""
+    with ONE_AT_A_TIME:
+        return _captured(name)
+
+
+@cache
+def _captured(name: str) -> OperatorGraph:
+    return capture(ALL[name].workload())

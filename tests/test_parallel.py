@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import TypeVar
 
 import pytest
@@ -17,21 +16,10 @@ from soapstone.parts.place import KERNELS
 from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.checking import Difference, first_difference
 
-from .models import CASES, MORE, ONE_AT_A_TIME
+from .models import ALL, CASES, captured
 from .training import optimizer_of, train_plain, train_threads
 
-ALL = CASES | MORE
 T = TypeVar("T")
-
-
-def captured(name: str) -> ss.OperatorGraph:
-    with ONE_AT_A_TIME:
-        return _captured(name)
-
-
-@cache
-def _captured(name: str) -> ss.OperatorGraph:
-    return ss.capture(ALL[name].workload())
 
 
 def on_threads(

@@ -17,26 +17,15 @@ import soapstone as ss
 from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.draws import CounterDraws
 
-from .models import CASES, MORE, ONE_AT_A_TIME
+from .models import ALL, CASES, MORE, captured
 from .training import STEPS, Record, assert_same, train_plain, train_threads
 
-ALL = CASES | MORE
 SEEDS = 75  # random strategies a model
 
 
 @cache
 def reference(name: str) -> Record:
     return train_plain(ALL[name].workload(), ALL[name].batches(STEPS))
-
-
-def captured(name: str) -> ss.OperatorGraph:
-    with ONE_AT_A_TIME:
-        return _captured(name)
-
-
-@cache
-def _captured(name: str) -> ss.OperatorGraph:
-    return ss.capture(ALL[name].workload())
 
 
 def train(name: str, strategy: ss.Strategy, *, strict: bool = True) -> list[Record]:

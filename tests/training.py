@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -44,10 +45,17 @@ def train_plain(work: ss.Workload, batches: Batches) -> Record:
 
 
 def train_rank(
-    work: ss.Workload, graph: ss.OperatorGraph, strategy: ss.Strategy, transport: Transport | None, batches: Batches
+    work: ss.Workload,
+    graph: ss.OperatorGraph,
+    strategy: ss.Strategy,
+    transport: Transport | None,
+    batches: Batches,
+    **options: Any,
 ) -> Record:
     """One rank; the caller has set torch's seed to SEED, where replayed dropout begins."""
-    parallel = ss.parallelize(work, graph, strategy.topology, strategy, dropout="replay", transport=transport)
+    parallel = ss.parallelize(
+        work, graph, strategy.topology, strategy, dropout="replay", transport=transport, **options
+    )
     optimizer = optimizer_of(parallel.parameters())
     losses, gradients = [], []
     for batch in batches:

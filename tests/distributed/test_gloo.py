@@ -14,7 +14,7 @@ from torch import nn
 import soapstone as ss
 from soapstone.runtime.transports import OrderedTransport, ProcessTransport
 from tests.models import CASES
-from tests.training import SEED, STEPS, Record, assert_same, optimizer_of, train_plain, train_rank
+from tests.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
 from .launch import run_processes
 
@@ -101,15 +101,7 @@ def test_a_sync_leaves_alone_what_backward_still_reads(tmp_path: Path) -> None:
     wanted = train_plain(viewed(), batches)
 
     def run(rank: int) -> Record:
-        work = viewed()
-        parallel = ss.parallelize(work, graph, topology, strategy, bucket_bytes=0)
-        optimizer = optimizer_of(parallel.parameters())
-        losses, gradients = [], []
-        for batch in batches:
-            losses.append(parallel.step(*batch))
-            gradients.append(parallel.gradients())
-            optimizer.step()
-        return Record(losses, gradients, parallel.state_dict())
+        return train_rank(viewed(), graph, strategy, None, batches, bucket_bytes=0)
 
     for record in run_processes(2, run, tmp_path / "meeting"):
         if isinstance(record, Exception):
