@@ -142,18 +142,14 @@ class _Recorder(TorchFunctionMode):
 
 
 def _same(given: Any, result: torch.Tensor) -> bool:
-    """Whether a call did nothing, such as a reshape to the same shape."""
+    """Whether a call did nothing, such as a reshape to the same shape; autograd must see both alike."""
     if given is result:
         return True
-    same = isinstance(given, torch.Tensor) and (given.shape, given.dtype) == (result.shape, result.dtype)
     return (
-        same and given.data_ptr() == result.data_ptr() and given.stride() == result.stride() and _grows(given, result)
+        isinstance(given, torch.Tensor)
+        and all(getattr(given, fact) == getattr(result, fact) for fact in ("shape", "dtype", "requires_grad"))
+        and (given.data_ptr(), given.stride()) == (result.data_ptr(), result.stride())
     )
-
-
-def _grows(given: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether autograd sees both alike; a detached tensor is another one."""
-    return given.requires_grad == result.requires_grad
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

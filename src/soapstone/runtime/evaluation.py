@@ -21,7 +21,7 @@ from .draws import CounterDraws
 from .execute import Executor
 from .placement import Key
 from .plan import Plan
-from .store import Shard, Store
+from .store import STORED, Shard, Store
 
 
 class Evaluation:
@@ -44,10 +44,8 @@ class Evaluation:
         if len(set(transport.exchange(plan.simulation.fingerprint))) > 1:
             raise RankError("the ranks captured different models in eval mode; give every rank the same model")
         graph, place, device = plan.placement.graph, training.place, training.device
-        names = {tensor.name for tensor in graph.tensors if tensor.source in ("parameter", "buffer")}
-        blank = (
-            (t.name, torch.zeros(t.shape, dtype=getattr(torch, t.dtype))) for t in graph.tensors if t.name in names
-        )
+        stored = (tensor for tensor in graph.tensors if tensor.source in STORED)
+        blank = ((t.name, torch.zeros(t.shape, dtype=getattr(torch, t.dtype))) for t in stored)
         self._store = Store(plan.simulation, device, blank, place)
         self._share_shards()
         self.stale = any(transport.exchange(bool(self._missing)))
