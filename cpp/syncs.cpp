@@ -69,24 +69,23 @@ class SyncBuilder {
     return readings[at->second];
   }
 
-  // Pieces in the order in which backward completes them; a bucket ends where the next has other holders or no room.
+  // Pieces in the order in which backward completes them; a bucket ends where it is full or the next has other holders.
   std::vector<Bucket> fill_buckets() const {
     std::vector<Bucket> buckets;
     for (size_t i = 0; i < group_.tensors.size(); ++i)
       for (size_t p = 0; p < block_.pieces[i].size(); ++p) {
         const auto& piece = block_.pieces[i][p];
         if (piece.holders.size() < 2) continue;
-        const int64_t more = piece.elements * tensor(i).item_size;
-        if (buckets.empty() || !fits(buckets.back(), i, piece, more)) buckets.push_back({piece.holders, {}});
+        if (buckets.empty() || !takes(buckets.back(), i, piece)) buckets.push_back({piece.holders, {}});
         buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
-        buckets.back().bytes += more;
+        buckets.back().bytes += piece.elements * tensor(i).item_size;
       }
     return buckets;
   }
 
-  bool fits(const Bucket& bucket, size_t i, const Piece& piece, int64_t more) const {
+  bool takes(const Bucket& bucket, size_t i, const Piece& piece) const {
     return bucket.holders == piece.holders && tensor(bucket.pieces[0].first).item_size == tensor(i).item_size &&
-           bucket.bytes + more <= graph_.machine.bucket_bytes;
+           bucket.bytes < graph_.machine.bucket_bytes;
   }
 
   void add_syncs(std::vector<Bucket> buckets) {

@@ -15,6 +15,7 @@ from soapstone.parts import Place
 from soapstone.parts.place import KERNELS
 from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.checking import Difference, first_difference
+from soapstone.runtime.plan import Plan, Run
 
 from .models import ALL, CASES, captured
 from .training import optimizer_of, train_plain, train_threads
@@ -364,6 +365,9 @@ LOSSES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] 
     "two losses": (lambda o, t: F.mse_loss(o, t) + 0.1 * o.abs().mean(), (TARGETS,)),
     "both ways": (lambda o, t: (F.cross_entropy(o, t) + F.cross_entropy(o.T, t)) / 2, (CLASSES,)),
     "scaled": (lambda o, t: F.cross_entropy(o, t) * 3 - 1, (CLASSES,)),
+    "weighted": (lambda o, t: F.cross_entropy(o, t, weight=torch.arange(6.0).double(), ignore_index=2), (CLASSES,)),
+    "own targets": (lambda o, t: F.cross_entropy(o, o.detach().argmax(1)) + 0 * t.sum(), (TARGETS,)),
+    "targets made by ops": (lambda o, t: F.cross_entropy(o, (o.detach() + t).argmax(1), ignore_index=1), (TARGETS,)),
     "masked": (
         lambda o, t, m: (F.mse_loss(o, t, reduction="none") * m).sum() / m.sum(),
         (TARGETS, TARGETS > 0),
@@ -375,6 +379,19 @@ LOSSES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] 
 @pytest.mark.parametrize("seed", range(4))
 def test_losses_of_all_sorts_have_one_gradient(name: str, seed: int) -> None:
     losses_of(*LOSSES[name], seed)
+
+
+@pytest.mark.parametrize(("name", "waits"), [("weighted", False), ("targets made by ops", True), ("scaled", True)])
+def test_backward_waits_for_no_loss_whose_weight_is_known(name: str, waits: bool) -> None:
+    loss, targets = LOSSES[name]
+    work = ss.Workload(nn.Linear(4, 6).double(), (torch.zeros(6, 4).double(),), loss=loss, targets=targets)
+    graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x2")
+    simulation = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology))
+    plan = Plan(simulation, simulation.order, 2)
+    runs = [event for event in plan.program(0) if isinstance(event, Run)]
+    finishes = [any(task.finish for task in plan.segments[run.segment].tasks) for run in runs]
+    assert finishes[-1] != waits
+    assert any(run.backward for run, finish in zip(runs, finishes) if finish) == waits
 
 
 def test_one_tensor_may_be_input_and_target() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import soapstone as ss
 
-from .models import CASES
+from .models import CASES, captured
 
 TOPOLOGY = ss.Topology.parse("cpu:1x4")
 
@@ -29,6 +29,11 @@ def test_data_parallelism_splits_the_sample_dim_and_nothing_else() -> None:
     assert strategy["cross_entropy"] == ss.Configuration({"sample": 4}, (0, 1, 2, 3))
     wide = ss.baselines.data_parallel(graph(), ss.Topology.parse("cpu:1x8"))
     assert wide["stem"] == ss.Configuration({"sample": 5}, (0, 1, 2, 3, 4))
+
+
+def test_data_parallelism_splits_the_loss_of_batch_and_length_folded_into_one() -> None:
+    strategy = ss.baselines.data_parallel(captured("gpt"), TOPOLOGY)
+    assert strategy["loss_mean"] == ss.Configuration({"sample": 4}, (0, 1, 2, 3))
 
 
 def test_random_strategies_come_from_their_seed_and_cover_the_space() -> None:

@@ -13,11 +13,12 @@ from .allocator import freed_memory_kept, keep_freed_memory
 from .frames import Box, lengths, local_shape, reframe, whole
 from .lookups import Range, ranges
 from .place import COMBINED, Draws, Place, Tensors, compute
-from .recording import Recording, record
+from .recording import Function, Recording, record
 
 __all__ = [
     "Box",
     "Draws",
+    "Function",
     "Part",
     "Place",
     "Range",
@@ -85,6 +86,12 @@ class Part:
         self._store(place, COMBINED[place.step.kind].finish(place, tensors, combined))
         self._compute(range(self.op.head + 1, len(self.op.steps)), draws)
         return self._outputs()
+
+    def slope(self, weight: torch.Tensor) -> torch.Tensor:
+        """What a unit of the sum adds to the output, where all parts together have this weight."""
+        step = self.op.steps[self.op.head]
+        place = Place(step, self.step_dims[self.op.head], self.needs[self.op.head])
+        return COMBINED[step.kind].finish(place, {}, torch.stack([torch.ones_like(weight), weight]))
 
     def _compute(self, steps: range, draws: Draws | None) -> None:
         for s in steps:

@@ -75,7 +75,8 @@ class Place:
 class Combined(Protocol):
     """A partial, and what is left to do once it is whole. A third function, `alone`, may do both for a part that has
     nothing to combine with, as torch does it in one call. `finish_reads` says whether `finish` differentiates by the
-    inputs, too."""
+    inputs, too. `weighs` may say that the partial is a sum and its weight, that the weight takes every input but
+    `self`, and that `finish` is linear in the sum."""
 
     finish_reads: bool
 

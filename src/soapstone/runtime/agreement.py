@@ -33,31 +33,36 @@ def raise_any(transport: Transport, problems: list[tuple[type[SoapstoneError], s
 
 
 class Verdict:
-    """Whether every rank takes its batch, asked for in one small sum that is on its way while the first segment runs.
-    Called, it waits, and raises on every rank where one has refused."""
+    """Whether every rank takes its batch, and the sum of the numbers that `check` gives, asked for in one small message
+    that is on its way while the first segment runs. Called, it waits for the sum, and raises on every rank where one
+    has refused."""
 
-    def __init__(self, transport: Transport, place: torch.device, check: Callable[[], None]) -> None:
+    def __init__(self, transport: Transport, place: torch.device, check: Callable[[], torch.Tensor | None]) -> None:
         self._transport, self._problem, self._heard = transport, None, transport.size == 1
+        self._sum: torch.Tensor | None = None
         self.refused = False
         try:
-            check()
+            self._sum = check()
         except SoapstoneError as error:
             if transport.size == 1:
                 raise
             self._problem = (type(error), str(error))
         if not self._heard:
-            refused = torch.tensor([self._problem is not None], dtype=torch.int32, device=place)
-            self._refusals = transport.all_reduce(-2, refused, tuple(range(transport.size)))
+            numbers = torch.zeros(2, dtype=torch.float64, device=place)
+            numbers[0] = self._problem is not None
+            numbers[1] = 0 if self._sum is None else self._sum
+            self._numbers = transport.all_reduce(-2, numbers, tuple(range(transport.size)))
         if self._problem is not None:
             self()
 
-    def __call__(self) -> None:
-        if self._heard:
-            return
-        self._heard = True
-        if int(self._refusals()):
-            self.refused = True
-            raise_any(self._transport, self._transport.exchange(self._problem))
+    def __call__(self) -> torch.Tensor | None:
+        if not self._heard:
+            self._heard = True
+            refusals, self._sum = self._numbers().unbind()
+            if refusals:
+                self.refused = True
+                raise_any(self._transport, self._transport.exchange(self._problem))
+        return self._sum
 
 
 def checksum(tensors: Mapping[Any, torch.Tensor]) -> str:

@@ -14,24 +14,24 @@ from typing import Any
 
 import torch
 
-from ..parts import Box, Draws, Recording, lengths, record
+from ..parts import Box, Function, Recording, lengths, record
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Bucket, Readiness
 from .placement import Key
 from .plan import Announce, Combine, Event, Plan, Receive, Run, Send, Sync
-from .segments import Segment
 from .store import Store
 from .transports import Pending, Transport
 from .weave import Weaver
 
 Span = tuple[int, int, int]  # the number of an event, or WAIT, its start and its end (ns)
 WAIT = -1
+WEIGHING = -1  # among the recordings, beside those of the segments
 
 
 class Scratch:
     """What lives for one step."""
 
-    def __init__(self, values: dict[Key, torch.Tensor], agreed: Callable[[], None]) -> None:
+    def __init__(self, values: dict[Key, torch.Tensor], agreed: Callable[[], torch.Tensor | None]) -> None:
         self.values = values
         self.pending: dict[Key, Pending] = {}
         self.outputs: dict[int, list[torch.Tensor]] = {}  # of each segment, with their autograd graph
@@ -42,7 +42,8 @@ class Scratch:
 
 
 class Executor:
-    """`agreed`, which `step` takes, raises where a rank has refused its batch; it is asked before anything moves."""
+    """`agreed`, which `step` takes, raises where a rank has refused its batch, and gives what all ranks `weigh`; it is
+    asked before anything moves."""
 
     def __init__(
         self, plan: Plan, device: int, ranks: Sequence[int], store: Store, transport: Transport,
@@ -61,7 +62,8 @@ class Executor:
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self._speaks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
         self._said, self._sync = 0, True
-        self._ready = Readiness(store, self._users(), self._go_on)
+        synced = {tensor for event in self.program if isinstance(event, Sync) for tensor, _ in event.pieces}
+        self._ready = Readiness([(i, store.shards[i].tensor) for i in synced], self._users(), self._go_on)
         self.scratch = Scratch({}, lambda: None)
 
     def _users(self) -> Counter[int]:
@@ -70,11 +72,10 @@ class Executor:
         return Counter(key.number for key in takes if key.what == "state")
 
     def step(
-        self, batch: Sequence[torch.Tensor], sync: bool = True, agreed: Callable[[], None] = lambda: None
+        self, batch: Sequence[torch.Tensor], sync: bool, agreed: Callable[[], torch.Tensor | None]
     ) -> torch.Tensor:
         """Forward, backward and gradient sync of one batch; the loss, or zero where this rank does not hear of it."""
-        inputs = {Key("batch", tensor): given for tensor, given in zip(self.graph.inputs, batch)}
-        self.scratch = Scratch({**self.state, **inputs}, agreed)
+        self.scratch = Scratch(self._given(batch), agreed)
         self._said, self._sync = 0, sync
         self._ready.begin()
         self.draws.begin()
@@ -88,8 +89,7 @@ class Executor:
     @torch.no_grad()
     def evaluate(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Forward alone; the parts of the output that this rank has."""
-        inputs = {Key("batch", tensor): given for tensor, given in zip(self.graph.inputs, batch)}
-        self.scratch = Scratch({**self.state, **inputs}, lambda: None)
+        self.scratch = Scratch(self._given(batch), lambda: None)
         self._said, self._sync = 0, False
         self.draws.begin()
         self._follow()
@@ -98,6 +98,19 @@ class Executor:
         found = {key: self._value(key).detach() for key in here}
         self.scratch = Scratch({}, lambda: None)
         return found
+
+    @torch.no_grad()
+    def weigh(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """What this rank adds to the weight of a mean loss, where backward begins before the loss is whole."""
+        if not self.weaver.weighing:
+            return None
+        given = self._given(batch)
+        keys = list(given)
+        return self._recorded(WEIGHING, lambda xs, _: [self.weaver.weigh(dict(zip(keys, xs)))], list(given.values()))[0]
+
+    def _given(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """What is here when a step begins."""
+        return {**self.state, **{Key("batch", tensor): given for tensor, given in zip(self.graph.inputs, batch)}}
 
     def _follow(self) -> None:
         for number, event in enumerate(self.program):
@@ -152,20 +165,20 @@ class Executor:
     def _forward(self, number: int) -> None:
         segment = self.plan.segments[number]
         inputs = [self._value(key) for key in segment.takes]
-        recording = self.recordings.get(number)
-        if recording is None:
-            with self.place:
-                self.recordings[number], outputs = record(self._function(segment), inputs, self.draws)
-        else:
-            outputs = recording.run(inputs, self.draws)
+        outputs = self._recorded(number, lambda xs, draws: self.weaver.run(segment, xs, draws), inputs)
         self.scratch.outputs[number] = outputs
         for key, output in zip(segment.gives, outputs):
             self.scratch.values[key] = output.detach().requires_grad_(output.requires_grad)
         if self.loss_key in segment.gives:
             self._seed()
 
-    def _function(self, segment: Segment) -> Callable[[Sequence[torch.Tensor], Draws | None], list[torch.Tensor]]:
-        return lambda inputs, draws: self.weaver.run(segment, inputs, draws)
+    def _recorded(self, number: int, function: Function, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        recording = self.recordings.get(number)
+        if recording is not None:
+            return recording.run(inputs, self.draws)
+        with self.place:
+            self.recordings[number], outputs = record(function, inputs, self.draws)
+        return outputs
 
     def _value(self, key: Key) -> torch.Tensor:
         """Something that a segment takes, once it is here; other ranks' is a leaf from now on."""
@@ -215,7 +228,12 @@ class Executor:
         """Of a device's share in the loss: what its own finish says, or one where the shares' sum is the loss."""
         if not self.graph.ops[share.number].finishes:
             return torch.ones_like(self.scratch.values[share])
-        return self.scratch.values[Key("total", share.number, share.part)].grad
+        if not self.placement.is_weighed:
+            return self.scratch.values[Key("total", share.number, share.part)].grad
+        weight, value = self.scratch.agreed(), self.scratch.values[share]
+        assert weight is not None
+        slope = self.weaver.part(share.number, 0).slope(weight.to(value))
+        return torch.stack([slope, torch.zeros_like(slope)])
 
     # Communication
 

@@ -18,12 +18,13 @@ class Readiness:
     """Counts, in each step, the segments whose backward has still to add to a parameter's gradient. `changed` is
     called when a parameter has all of it, from within backward."""
 
-    def __init__(self, store: Store, users: Mapping[int, int], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, synced: Iterable[tuple[int, torch.Tensor]], users: Mapping[int, int], changed: Callable[[], None]
+    ) -> None:
         self._users, self._left, self._changed = dict(users), Counter[int](), changed
         self._running: set[int] = set()
-        for tensor, shard in store.shards.items():
-            if shard.tensor.requires_grad:
-                shard.tensor.register_post_accumulate_grad_hook(self._hook(tensor))  # type: ignore[no-untyped-call]
+        for tensor, shard in synced:
+            shard.register_post_accumulate_grad_hook(self._hook(tensor))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         self._left = Counter(self._users)

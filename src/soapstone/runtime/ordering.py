@@ -9,6 +9,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from math import inf
 
 from ..simulator import COMBINE, SYNC, TRANSFER
 from .placement import Key, Placement
@@ -63,8 +64,9 @@ class Ordering:
         backward = self._backward_positions()
         for number, segment in enumerate(self.segments):
             last = max(self.position[task.row] for task in segment.tasks)
-            self._add("forward", number, last, self._before_forward(segment))
-            if any(self.placement.graph.ops[task.op].backward for task in segment.tasks):
+            closing = self._closes(segment)
+            self._add("forward", number, inf if closing else last, self._before_forward(segment))
+            if not closing and any(self.placement.graph.ops[task.op].backward for task in segment.tasks):
                 own = [backward.get((task.op, task.part, task.finish), 0) for task in segment.tasks]
                 self._add("backward", number, max(own), self._before_backward(number))
         for row in self.rows:
@@ -76,6 +78,10 @@ class Ordering:
             maker = self.maker.get((self.placement.loss_holder, key))
             made = self._arrival(key) if maker is None else ("forward", maker)
             self._add("loss", 0, self.nodes.get(made, (0.0, "", 0))[0], iter([made]))
+
+    def _closes(self, segment: Segment) -> bool:
+        """Whether a segment only makes the loss whole, which backward does not wait for."""
+        return self.placement.is_weighed and any(t.finish and t.op == self.placement.loss_op for t in segment.tasks)
 
     def _backward_positions(self) -> dict[tuple[int, int, bool], int]:
         found = {}
@@ -117,7 +123,7 @@ class Ordering:
                 yield "row", self.placement.flows[key.number].backward
             elif key.what == "share":
                 yield "row", self.combines.get((key.number, key.part, True), -1)
-                if key.number == self.placement.loss_op:
+                if key.number == self.placement.loss_op and not self.placement.is_weighed:
                     for taker in self.takers.get((segment.device, Key("total", key.number, key.part)), ()):
                         yield "backward", taker
             for taker in self.takers.get((segment.device, key), ()):

@@ -41,7 +41,14 @@ class Parallel:
         """Forward, backward and gradient sync. Every rank passes the batch, inputs then targets, whole or cut to its
         `slices`, and gets the same loss. Gradients of the step before are dropped, unless that was one with
         `sync=False`: then they are added to. Raises RankError on every rank where one rank's batch does not fit."""
-        verdict = Verdict(self._transport, self._executor.place, lambda: self._check(batch))
+        own: list[torch.Tensor] = []
+
+        def check() -> torch.Tensor | None:
+            self._check(batch)
+            own.extend(self._check.cut(batch, self._executor.place))
+            return self._executor.weigh(own)
+
+        verdict = Verdict(self._transport, self._executor.place, check)
         if self._first:
             verdict()
             self._compare_first(batch)
@@ -49,7 +56,7 @@ class Parallel:
             for _, parameter in self._store.parameters():
                 parameter.grad = None
         try:
-            loss = self._executor.step(self._check.cut(batch, self._executor.place), sync, verdict)
+            loss = self._executor.step(own, sync, verdict)
         except BaseException as error:
             if verdict.refused:
                 self._executor.draws.undo()

@@ -115,6 +115,21 @@ class Placement:
         return all(value in beside | made for step in op.steps[op.head + 1 :] for value in step.inputs)
 
     @cached_property
+    def is_weighed(self) -> bool:
+        """Whether backward can begin before a combined mean is whole: what it is divided by depends on nothing that
+        ops make or training changes, and nothing comes behind it."""
+        op = self.graph.ops[self.loss_op]
+        head = op.steps[op.head]
+        if not self.has_own_gradient or not op.finishes or not getattr(COMBINED[head.kind], "weighs", False):
+            return False
+        tensors = [(operand.value, self.graph.tensors[operand.tensor]) for operand in op.inputs]
+        late = {value for value, tensor in tensors if tensor.source == "op" or tensor.grad}
+        for step in op.steps[: op.head]:
+            late.update(step.outputs if late.intersection(step.inputs) else ())
+        weight = {value for slot, value in zip(head.slots, head.inputs) if slot != "self"}
+        return head is op.steps[-1] and not late & weight and self.crosses(self.loss_op, 0)
+
+    @cached_property
     def loss_holder(self) -> int:
         """The first device that has the loss."""
         return self.devices[self.loss_op][0]

@@ -76,6 +76,16 @@ class Weaver:
         segment.gives = [key for key in segment.gives if key in run.values]  # some parts update no buffer
         return [run.values[key] for key in segment.gives]
 
+    def weigh(self, taken: Mapping[Key, torch.Tensor]) -> torch.Tensor:
+        """What the device's parts of a mean add to its weight."""
+        run = _Run(self, dict(taken), None)
+        return torch.stack([run.weigh(task) for task in self.weighing]).sum()
+
+    @cached_property
+    def weighing(self) -> list[Task]:
+        tasks = self.placement.tasks.get(self.device, ()) if self.placement.is_weighed else ()
+        return [task for task in tasks if task.op == self.placement.loss_op and not task.finish]
+
 
 class _Run:
     def __init__(self, weaver: Weaver, values: dict[Key, torch.Tensor], draws: Draws | None) -> None:
@@ -106,6 +116,13 @@ class _Run:
         self.values[key] = self._added(task)
         if not crosses and not op.finishes:
             self._cut_payloads(task)
+
+    def weigh(self, task: Task) -> torch.Tensor:
+        """The weight in a part of a mean, for which what ops make does not matter."""
+        part = self.weaver.part(task.op, task.part)
+        made = [self.graph.tensors[operand.tensor].source == "op" for operand in part.op.inputs]
+        inputs = [self._nothing(part, n) if late else self._input(task, part, n) for n, late in enumerate(made)]
+        return part.partial(inputs)[1]
 
     def _added(self, task: Task) -> torch.Tensor:
         """The partials of a group that this device has, together: summed, or side by side with gaps for the others."""
@@ -147,13 +164,16 @@ class _Run:
         return [self._input(task, part, number) for number in range(len(part.op.inputs))]
 
     def _input(self, task: Task, part: Part, number: int) -> torch.Tensor:
-        operand = part.op.inputs[number]
-        tensor = self.graph.tensors[operand.tensor]
-        box, dims = part.input_box(number), part.op.values[operand.value].factoring
         held = self._held_input(task, number)
-        if held is None:  # nothing of it is read
-            return torch.zeros(local_shape(box, dims), dtype=getattr(torch, tensor.dtype))
-        return held.cut(box, dims)
+        if held is None:
+            return self._nothing(part, number)
+        return held.cut(part.input_box(number), part.op.values[part.op.inputs[number].value].factoring)
+
+    def _nothing(self, part: Part, number: int) -> torch.Tensor:
+        """In the place of an input of which nothing is read."""
+        operand = part.op.inputs[number]
+        shape = local_shape(part.input_box(number), part.op.values[operand.value].factoring)
+        return torch.zeros(shape, dtype=getattr(torch, self.graph.tensors[operand.tensor].dtype))
 
     def _held_input(self, task: Task, number: int) -> Held | None:
         index = self.graph.ops[task.op].inputs[number].tensor

@@ -147,8 +147,9 @@ def simulate(
     optimizer: str = "adam",
     bucket_bytes: int = 0,
 ) -> Simulation:
-    """Play one iteration of a strategy. `bucket_bytes` joins neighbouring gradients with the same holders up to that
-    size. Raises StrategyError where the strategy is for another graph, SoapstoneError where costs are missing."""
+    """Play one iteration of a strategy. `bucket_bytes` joins neighbouring gradients with the same holders until they
+    have that size. Raises StrategyError where the strategy is for another graph, SoapstoneError where costs are
+    missing."""
     check_all(graph, topology, strategy)
     times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
     times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))

@@ -92,8 +92,8 @@ def _refine_dims(step: Draft, dims: list[int], fine: list[int]) -> bool:
 
 
 def _may_split(step: Draft, d: int) -> bool:
-    if d in step.extras:
-        return False
+    if d in step.extras and any(axis for write in step.writes for axis in write):
+        return False  # one dim to sum over is enough; but where all is summed, the batch is in there
     return all(f.identity or f.dim != d for read in step.reads for axis in read for f in axis)
 
 

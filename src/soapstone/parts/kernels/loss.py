@@ -133,14 +133,24 @@ class _ClassLoss:
 @combined("class_mean")
 class _ClassMean:
     finish_reads = False
+    weighs = True
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
-        loss, target, weight = inputs["self"], inputs["target"], inputs.get("weight")
-        counted = target != place.args["ignore_index"]
-        weights = counted.to(loss) if weight is None else weight[torch.where(counted, target, 0)] * counted
-        return torch.stack([loss.sum(), weights.sum().to(loss)])
+        return torch.stack(_sums(place, inputs))
 
     @staticmethod
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
         return total[0] / total[1] if place.args["reduction"] == MEAN else total[0]
+
+    @staticmethod
+    def alone(place: Place, inputs: Tensors) -> torch.Tensor:
+        total, weight = _sums(place, inputs)
+        return total / weight if place.args["reduction"] == MEAN else total
+
+
+def _sums(place: Place, inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, target, weight = inputs["self"], inputs["target"], inputs.get("weight")
+    counted = target != place.args["ignore_index"]
+    weights = counted.to(loss) if weight is None else weight[torch.where(counted, target, 0)] * counted
+    return loss.sum(), weights.sum().to(loss)
