@@ -318,6 +318,21 @@ def test_buckets_train_like_one_device(bucket_bytes: int) -> None:
     ss.run_threads(3, act, strict=True)
 
 
+def test_parts_that_share_a_shard_read_windows_of_it() -> None:
+    """And get gradients of the windows' sizes, not of the shard's."""
+    topology = ss.Topology.parse("cpu:1x2")
+    quarters = ss.Configuration({"channel": 4}, (0, 0, 1, 1))
+    strategy = ss.baselines.data_parallel(captured("mlp"), topology).replace({"first": quarters})
+
+    def act(rank: int, transport: ThreadTransport) -> list[tuple[int, ...]]:
+        parallel = parallel_on("mlp", rank, transport, strategy=strategy)
+        state = parallel._executor.weaver.windows.state()
+        return [tuple(leaf.shape) for key, leaf in state.items() if key.part]
+
+    of_quarters = ss.run_threads(2, act, strict=True)
+    assert of_quarters == [[(2, 7), (3, 7), (2,), (3,)], [(3, 7), (3, 7), (3,), (3,)]]
+
+
 def test_the_number_of_ranks_must_fit() -> None:
     def act(rank: int, transport: ThreadTransport) -> None:
         parallel_on("mlp", rank, transport, topology=ss.Topology.parse("cpu:1x3"))

@@ -75,7 +75,7 @@ class Evaluation:
         executor, graph = self._executor, self._executor.graph
         agree(executor.transport, lambda: self._check(inputs))
         for number, shard in self._shared.items():  # as they are now: a user may have set .data
-            executor.state[Key("state", number)] = shard.tensor.detach()
+            self._store.shards[number].tensor = shard.tensor.detach()
         found = executor.evaluate(self._check.cut(inputs, executor.place))
         return gathered(executor, graph.loss, found).to(executor.place)
 

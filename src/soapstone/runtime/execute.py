@@ -8,7 +8,7 @@ segment that gave it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -26,6 +26,7 @@ from .weave import Weaver
 Span = tuple[int, int, int]  # the number of an event, or WAIT, its start and its end (ns)
 WAIT = -1
 WEIGHING = -1  # among the recordings, beside those of the segments
+AHEAD = 32  # receives that are posted before their turn: a sender waits for them, but to post them all takes time
 
 
 class Scratch:
@@ -37,6 +38,7 @@ class Scratch:
         self.outputs: dict[int, list[torch.Tensor]] = {}  # of each segment, with their autograd graph
         self.gradients: dict[Key, Pending] = {}  # of payloads and shares, from other ranks
         self.buckets: list[tuple[Bucket, Pending]] = []
+        self.receives: Iterator[Receive] = iter(())
         self.loss: Pending | None = None
         self.agreed, self.speaking = agreed, False
 
@@ -56,14 +58,15 @@ class Executor:
         self.weaver = Weaver(plan.placement, device, store.shards, place)
         self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.recordings: dict[int, Recording] = {}
-        self.state = {Key("state", i): shard.tensor for i, shard in store.shards.items()}
+        self._takes = {i: self.weaver.windows.takes(s) for i, s in enumerate(plan.segments) if s.device == device}
         self.loss_key = self.placement.home(self.graph.loss, 0)
         self._targets: dict[Key, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self._speaks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
         self._said, self._sync = 0, True
         synced = {tensor for event in self.program if isinstance(event, Sync) for tensor, _ in event.pieces}
-        self._ready = Readiness([(i, store.shards[i].tensor) for i in synced], self._users(), self._go_on)
+        leaves = [(i, store.shards[i].tensor) for i in synced - self.weaver.windows.cut]
+        self._ready = Readiness(leaves, self._users(), self._completed)
         self.scratch = Scratch({}, lambda: None)
 
     def _users(self) -> Counter[int]:
@@ -75,11 +78,11 @@ class Executor:
         self, batch: Sequence[torch.Tensor], sync: bool, agreed: Callable[[], torch.Tensor | None]
     ) -> torch.Tensor:
         """Forward, backward and gradient sync of one batch; the loss, or zero where this rank does not hear of it."""
-        self.scratch = Scratch(self._given(batch), agreed)
         self._said, self._sync = 0, sync
         self._ready.begin()
         self.draws.begin()
         with torch.enable_grad():
+            self.scratch = Scratch(self._given(batch), agreed)
             self._follow()
         self._end()
         loss = self._loss()
@@ -110,7 +113,8 @@ class Executor:
 
     def _given(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """What is here when a step begins."""
-        return {**self.state, **{Key("batch", tensor): given for tensor, given in zip(self.graph.inputs, batch)}}
+        inputs = {Key("batch", tensor): given for tensor, given in zip(self.graph.inputs, batch)}
+        return {**self.weaver.windows.state(), **inputs}
 
     def _follow(self) -> None:
         for number, event in enumerate(self.program):
@@ -120,6 +124,11 @@ class Executor:
             elif self._said < len(self._speaks) and self._speaks[self._said] == number:
                 self._said += 1
                 self._say(number, event)
+
+    def _completed(self, tensor: int) -> None:
+        """A parameter has all of its gradient."""
+        self.weaver.windows.gather(tensor, self.scratch.values)
+        self._go_on()
 
     def _go_on(self) -> None:
         """Begin the syncs that come next in the program and have their gradients, while backward goes on."""
@@ -156,16 +165,19 @@ class Executor:
         """Once all ranks take their batch; before that nothing may be on its way."""
         self.scratch.agreed()
         self.scratch.speaking = True
-        for event in self.program:
-            if isinstance(event, Receive):
-                self._expect(event)
+        self.scratch.receives = iter([event for event in self.program if isinstance(event, Receive)])
+        for _ in range(AHEAD):
+            self._expect()
 
     # Segments
 
     def _forward(self, number: int) -> None:
         segment = self.plan.segments[number]
-        inputs = [self._value(key) for key in segment.takes]
-        outputs = self._recorded(number, lambda xs, draws: self.weaver.run(segment, xs, draws), inputs)
+        takes = self._takes[number]
+        inputs = [self._value(key) for key in takes]
+        outputs = self._recorded(
+            number, lambda xs, draws: self.weaver.run(segment, dict(zip(takes, xs)), draws), inputs
+        )
         self.scratch.outputs[number] = outputs
         for key, output in zip(segment.gives, outputs):
             self.scratch.values[key] = output.detach().requires_grad_(output.requires_grad)
@@ -243,7 +255,11 @@ class Executor:
         leaf = self._value(Key("flow", event.flow))
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
 
-    def _expect(self, event: Receive) -> None:
+    def _expect(self) -> None:
+        """Post the next receive of the program."""
+        event = next(self.scratch.receives, None)
+        if event is None:
+            return
         flow = self.placement.flows[event.flow]
         dtype = getattr(torch, self.graph.tensors[flow.tensor].dtype)
         wire = torch.uint8 if dtype == torch.bool else dtype
@@ -251,6 +267,7 @@ class Executor:
 
     def _receive(self, event: Receive) -> None:
         pending = self.transport.receive(event.row)
+        self._expect()
         if event.backward:
             self.scratch.gradients[Key("payload", event.flow)] = pending
         else:

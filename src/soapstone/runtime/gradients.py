@@ -15,13 +15,13 @@ from .transports import Pending
 
 
 class Readiness:
-    """Counts, in each step, the segments whose backward has still to add to a parameter's gradient. `changed` is
-    called when a parameter has all of it, from within backward."""
+    """Counts, in each step, the segments whose backward has still to add to a parameter's gradient. `completed`
+    is called when a parameter has all of it, from within backward."""
 
     def __init__(
-        self, synced: Iterable[tuple[int, torch.Tensor]], users: Mapping[int, int], changed: Callable[[], None]
+        self, synced: Iterable[tuple[int, torch.Tensor]], users: Mapping[int, int], completed: Callable[[int], None]
     ) -> None:
-        self._users, self._left, self._changed = dict(users), Counter[int](), changed
+        self._users, self._left, self._completed = dict(users), Counter[int](), completed
         self._running: set[int] = set()
         for tensor, shard in synced:
             shard.register_post_accumulate_grad_hook(self._hook(tensor))  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ class Readiness:
         self._running.discard(tensor)
         self._left[tensor] -= 1
         if not self._left[tensor]:
-            self._changed()
+            self._completed(tensor)
 
 
 class Bucket:

@@ -16,7 +16,7 @@ from ..simulator import COMBINE, FORWARD, Simulation
 class Key(NamedTuple):
     """A tensor on a device: `what` it is, and two numbers that say which.
 
-    batch, state: an input, or a parameter or buffer (tensor)
+    batch: an input (tensor); state: a parameter or buffer (tensor, window)
     made: an output of an op (tensor, output part)
     flow: what another device sent (flow); payload: what goes to another (flow)
     partial: a part's partial (op, part); share: those of a device together; total: those of all devices (op, group)

@@ -14,6 +14,7 @@ from ..parts import Box, Draws, Part, lengths, local_shape, reframe, whole
 from .placement import Key, Placement, Task, behind, kept, kept_values
 from .segments import Segment
 from .store import Shard, constant
+from .windows import Windows
 
 Piece = tuple[Box, torch.Tensor]
 
@@ -36,6 +37,7 @@ class Weaver:
     def __init__(self, placement: Placement, device: int, shards: Mapping[int, Shard], place: torch.device) -> None:
         self.placement, self.device, self.shards, self.place = placement, device, shards, place
         self.graph = placement.graph
+        self.windows = Windows(placement, shards)
         self.needs = {tensor: self._need(tensor) for tensor in self.graph.inputs}
 
     @cached_property
@@ -68,9 +70,9 @@ class Weaver:
     def part(self, op: int, part: int) -> Part:
         return Part(self.graph, op, self.placement.degrees[op], part)
 
-    def run(self, segment: Segment, inputs: Sequence[torch.Tensor], draws: Draws | None) -> list[torch.Tensor]:
+    def run(self, segment: Segment, inputs: Mapping[Key, torch.Tensor], draws: Draws | None) -> list[torch.Tensor]:
         """What the segment gives, of what it takes."""
-        run = _Run(self, dict(zip(segment.takes, inputs)), draws)
+        run = _Run(self, dict(inputs), draws)
         for task in segment.tasks:
             run.execute(task)
         segment.gives = [key for key in segment.gives if key in run.values]  # some parts update no buffer
@@ -179,8 +181,8 @@ class _Run:
         index = self.graph.ops[task.op].inputs[number].tensor
         match self.graph.tensors[index].source:
             case "parameter" | "buffer":
-                shard = self.weaver.shards.get(index)
-                return None if shard is None else Held(self.values[Key("state", index)], shard.box, shard.dims)
+                key = self.weaver.windows.key(task.op, task.part, number)
+                return None if key is None else Held(*self.weaver.windows.held(key, self.values[key]))
             case "op":
                 return self._gathered(task, number, index)
             case source:  # an input or a constant

@@ -1,0 +1,87 @@
+"""Which box of a shard each part of a device reads: the shard, or a window of it.
+
+A window is a leaf of its own, whose gradient is added to the shard's when it is complete. A slice taken inside of a
+segment would get a gradient as large as the shard, zeros but for the slice, from every part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import torch
+
+from .. import _core
+from ..parts import Box, Part, local_shape
+from .placement import Key, Placement, Task
+from .segments import Segment
+from .store import STORED, Shard
+
+
+class Windows:
+    def __init__(self, placement: Placement, shards: Mapping[int, Shard]) -> None:
+        self._placement, self._graph, self._shards = placement, placement.graph, shards
+        self._boxes: dict[int, list[Box]] = {i: [list(shard.box)] for i, shard in shards.items()}
+        self.key = cache(self._key)
+
+    def _key(self, op: int, part: int, number: int) -> Key | None:
+        """Where a part finds an input that is a parameter or buffer; None where it reads nothing of it."""
+        operand = self._graph.ops[op].inputs[number]
+        if operand.tensor not in self._shards:
+            return None
+        dims = [list(axis) for axis in self._graph.ops[op].values[operand.value].factoring]
+        read = Part(self._graph, op, self._placement.degrees[op], part).input_box(number)
+        boxes = _core.project(list(read), dims, self._shards[operand.tensor].dims)
+        boxes = [box for box in boxes if all(hi > lo for lo, hi in box)]
+        if not boxes:
+            return None
+        window = [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
+        known = self._boxes[operand.tensor]
+        if window not in known:
+            known.append(window)
+        return Key("state", operand.tensor, known.index(window))
+
+    def takes(self, segment: Segment) -> list[Key]:
+        """What a segment takes, each parameter and buffer by the windows that its parts read."""
+        read: dict[int, list[Key]] = {}
+        for task in segment.tasks:
+            for key in self._read(task):
+                found = read.setdefault(key.number, [])
+                found += [key] if key not in found else []
+        return [each for key in segment.takes for each in (read.get(key.number, []) if key.what == "state" else [key])]
+
+    def _read(self, task: Task) -> Sequence[Key]:
+        inputs = self._graph.ops[task.op].inputs
+        stored = [n for n, operand in enumerate(inputs) if self._graph.tensors[operand.tensor].source in STORED]
+        found = [] if task.deliver else [self.key(task.op, task.part, n) for n in stored]
+        return [key for key in found if key is not None]
+
+    @property
+    def cut(self) -> set[int]:
+        """The tensors that some part reads by a window."""
+        return {i for i, boxes in self._boxes.items() if len(boxes) > 1}
+
+    def state(self) -> dict[Key, torch.Tensor]:
+        """The shards and their windows, for one step."""
+        found: dict[Key, torch.Tensor] = {}
+        for i, (_, *windows) in self._boxes.items():
+            shard = self._shards[i]
+            found[Key("state", i)] = shard.tensor
+            for number, box in enumerate(windows, 1):
+                leaf = shard.window(shard.tensor.detach(), box)
+                found[Key("state", i, number)] = leaf.requires_grad_(shard.tensor.requires_grad)
+        return found
+
+    def gather(self, tensor: int, values: Mapping[Key, torch.Tensor]) -> None:
+        """Add the gradients of a shard's windows to the shard's own."""
+        shard = self._shards[tensor]
+        for number, box in enumerate(self._boxes[tensor][1:], 1):
+            leaf = values[Key("state", tensor, number)]
+            if leaf.grad is not None:
+                shard.window(shard.gradient(), box).add_(leaf.grad)
+                leaf.grad = None
+
+    def held(self, key: Key, tensor: torch.Tensor) -> tuple[torch.Tensor, Box, Sequence[Sequence[int]]]:
+        """A window as it came, its box, and the dims that this is over."""
+        box, dims = self._boxes[key.number][key.part], self._shards[key.number].dims
+        return tensor.reshape(local_shape(box, dims)), box, dims
