@@ -398,3 +398,25 @@ def test_freed_memory_is_used_again() -> None:
     with freed_memory_kept():
         fill(8)
         assert fill(8) < 8 * 4096 / 2
+
+
+def test_what_is_kept_for_good_stays_so_after_a_measurement() -> None:
+    program = """
+import ctypes
+from soapstone.parts import freed_memory_kept, keep_freed_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+class Info(ctypes.Structure):
+    _fields_ = [(f"field{i}", ctypes.c_size_t) for i in range(10)]  # field3: blocks of their own
+libc.mallinfo2.restype = Info
+for keep in (False, True):
+    if keep:
+        keep_freed_memory()
+    with freed_memory_kept():
+        pass
+    before = libc.mallinfo2().field3
+    libc.malloc(ctypes.c_size_t(1 << 27))
+    print(libc.mallinfo2().field3 - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["1", "0"]

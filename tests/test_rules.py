@@ -543,8 +543,8 @@ class Cases:
 
         def scatter(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             if y.ndim == 1:
-                return torch.select_scatter(x * w, y, 0, start)
-            return torch.slice_scatter(x * w, y, 0, start, end)
+                return torch.select_scatter(x * w, y * w, 0, start)
+            return torch.slice_scatter(x * w, y * w, 0, start, end)  # which may be all of it
 
         return scatter, [rand(a, b), source], [rand(1)]
 

@@ -16,19 +16,24 @@ _STEADY = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 2
 _KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1}
 
 
+_always = False  # the allocator is the process's, and cannot be asked
+
+
 def keep_freed_memory() -> bool:
     """From now on; False where the allocator cannot be told."""
-    return _set(_KEEPING)
+    global _always
+    _always = _set(_KEEPING)
+    return _always
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """For a while; then the system gets it back."""
-    told = keep_freed_memory()
+    """For a while; then the system gets it back, unless it is kept from now on."""
+    told = _set(_KEEPING)
     try:
         yield
     finally:
-        if told:
+        if told and not _always:
             _set(_STEADY)
             ctypes.CDLL(None).malloc_trim(0)
 
