@@ -25,8 +25,8 @@ from .launch import parallelize
 from .parallel import Parallel
 from .transports import Transport
 
-SMALL, MIDDLE, LARGE = 1 << 10, 1 << 20, 1 << 24  # bytes
-ROUNDS = {SMALL: 100, MIDDLE: 20, LARGE: 10}
+SMALL, MIDDLE, LARGE, HUGE = 1 << 10, 1 << 20, 1 << 24, 1 << 26  # bytes; gradients are often beyond any cache
+ROUNDS = {SMALL: 100, MIDDLE: 20, LARGE: 10, HUGE: 5}
 BURST = 16
 CHAIN = 16  # ops
 WARM = 3  # rounds that do not count
@@ -62,7 +62,7 @@ class Calibrator:
             self.progress(done / (len(pairs) + 2), f"ranks {a} and {b}")
             rows.append(self._pair(a, b))
         self.progress(len(pairs) / (len(pairs) + 2), "an all-reduce")
-        sums = {size: self._all_reduce(size) for size in (SMALL, MIDDLE, LARGE)} if pairs else {}
+        sums = {size: self._all_reduce(size) for size in (SMALL, MIDDLE, HUGE)} if pairs else {}
         exposed = self._exposed() if pairs else 0.0
         found = self.transport.exchange(rows)
         message = self._message() if pairs else 0.0
@@ -77,7 +77,7 @@ class Calibrator:
         latency = max(one_way[SMALL] - overhead, 0.0)
         overhead = max(overhead, message - latency)
         size = len(self.everyone)
-        per_byte = max(sums[LARGE] - sums[MIDDLE], 1e-9) / (LARGE - MIDDLE)
+        per_byte = max(sums[HUGE] - sums[MIDDLE], 1e-9) / (HUGE - MIDDLE)
         return Link(
             devices[a].name,
             devices[b].name,
@@ -91,8 +91,8 @@ class Calibrator:
     def _pair(self, a: int, b: int) -> _Pair:
         self._meet()
         one_way = {}
-        for size, rounds in ROUNDS.items():
-            one_way[size] = _typical([self._burst(a, b, size, 1) for _ in range(rounds + WARM)]) / 2
+        for size in (SMALL, MIDDLE, LARGE):
+            one_way[size] = _typical([self._burst(a, b, size, 1) for _ in range(ROUNDS[size] + WARM)]) / 2
         bursts = _typical([self._burst(a, b, SMALL, BURST) for _ in range(ROUNDS[SMALL] + WARM)])
         overhead = max((bursts - 2 * one_way[SMALL]) / (BURST - 1), 0.0)
         return a, b, one_way, min(overhead, one_way[SMALL])
