@@ -24,7 +24,7 @@ from soapstone.parts import keep_freed_memory
 from soapstone.runtime import ThreadTransport
 from tests.distributed.launch import run_processes
 
-ROUNDS = 30
+ROUNDS = 100
 RANKS = 2
 
 Make = Callable[[], ss.Workload]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import soapstone as ss
-from soapstone.runtime import Parallel, ThreadTransport
+from soapstone.runtime import Parallel, ThreadTransport, execute
 from soapstone.runtime.draws import CounterDraws
 
 from .models import ALL, CASES, MORE, captured
@@ -316,6 +316,13 @@ def test_buckets_train_like_one_device(bucket_bytes: int) -> None:
         assert all(torch.allclose(found[name], wanted[name], rtol=1e-9, atol=1e-12) for name in wanted)
 
     ss.run_threads(3, act, strict=True)
+
+
+def test_receives_may_be_posted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "AHEAD", 1)
+    strategy = ss.baselines.random(captured("lstm"), ss.Topology.parse("cpu:1x4"), seed=3)
+    for record in train("lstm", strategy):
+        assert_same(record, reference("lstm"))
 
 
 def test_parts_that_share_a_shard_read_windows_of_it() -> None:
