@@ -394,6 +394,35 @@ def test_backward_waits_for_no_loss_whose_weight_is_known(name: str, waits: bool
     assert any(run.backward for run, finish in zip(runs, finishes) if finish) == waits
 
 
+@pytest.mark.parametrize("degrees", [{}, {"class": 3}, {"class": 5}])
+@pytest.mark.parametrize("label", [2, 5])
+def test_one_sample_with_folded_classes_trains_like_one_device(degrees: dict[str, int], label: int) -> None:
+    """The classes come folded from two axes, and another term reads them unfolded."""
+
+    class Grid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 12).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.layer(x)).view(-1, 3, 4)
+
+    x, target = torch.ones(1, 4).double(), torch.tensor([label])
+    work = ss.Workload(
+        Grid(), (x,), targets=(target,), loss=lambda y, t: F.cross_entropy(y.flatten(1), t) + y.pow(2).sum()
+    )
+    graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x1")
+    devices = (0,) * max([1, *degrees.values()])
+    strategy = ss.baselines.data_parallel(graph, topology).replace(
+        {"cross_entropy": ss.Configuration(degrees, devices)}
+    )
+
+    def run(rank: int, transport: ThreadTransport) -> torch.Tensor:
+        return ss.parallelize(work, graph, topology, strategy, transport=transport).step(x, target)
+
+    assert torch.allclose(ss.run_threads(1, run)[0], work.compute_loss(x, target))
+
+
 def test_one_tensor_may_be_input_and_target() -> None:
     """At capture and at the first step; later they differ."""
     torch.manual_seed(0)

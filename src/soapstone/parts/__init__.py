@@ -10,7 +10,7 @@ import torch
 from ..graph import Op, OperatorGraph
 from . import kernels
 from .allocator import freed_memory_kept, keep_freed_memory
-from .frames import Box, lengths, local_shape, reframe, whole
+from .frames import Box, hull, lengths, local_shape, reframe, whole
 from .lookups import Range, ranges
 from .place import COMBINED, Draws, Place, Tensors, compute
 from .recording import Function, Recording, record
@@ -24,6 +24,7 @@ __all__ = [
     "Range",
     "Recording",
     "freed_memory_kept",
+    "hull",
     "keep_freed_memory",
     "kernels",
     "lengths",

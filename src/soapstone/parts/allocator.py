@@ -15,7 +15,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _STEADY = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20}  # where glibc's own adjusting ends
 _KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1}
 
-
 _always = False  # the allocator is the process's, and cannot be asked
 
 

@@ -21,6 +21,11 @@ def lengths(box: Box) -> list[int]:
     return [max(hi - lo, 0) for lo, hi in box]
 
 
+def hull(boxes: Sequence[Box]) -> Box:
+    """The smallest box that holds all of these, and there is at least one."""
+    return [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
+
+
 def by_axis(box: Box, factoring: Factoring) -> list[Box]:
     """The box cut into one box an axis."""
     result, at = [], 0

@@ -12,6 +12,7 @@ from ..errors import RankError, SoapstoneError
 from .transports import Transport
 
 T = TypeVar("T")
+Problem = tuple[type[SoapstoneError], str]
 
 
 def agree(transport: Transport, act: Callable[[], T]) -> T:
@@ -20,12 +21,16 @@ def agree(transport: Transport, act: Callable[[], T]) -> T:
     try:
         result = act()
     except Exception as error:
-        problem = (type(error) if isinstance(error, SoapstoneError) else RankError, str(error) or type(error).__name__)
+        problem = _told(error)
     raise_any(transport, transport.exchange(problem))
     return result  # type: ignore[return-value]
 
 
-def raise_any(transport: Transport, problems: list[tuple[type[SoapstoneError], str] | None]) -> None:
+def _told(error: Exception) -> Problem:
+    return type(error) if isinstance(error, SoapstoneError) else RankError, str(error) or type(error).__name__
+
+
+def raise_any(transport: Transport, problems: list[Problem | None]) -> None:
     for rank, found in enumerate(problems):
         if found is not None:
             kind, message = found
@@ -38,15 +43,16 @@ class Verdict:
     has refused."""
 
     def __init__(self, transport: Transport, place: torch.device, check: Callable[[], torch.Tensor | None]) -> None:
-        self._transport, self._problem, self._heard = transport, None, transport.size == 1
+        self._transport, self._heard = transport, transport.size == 1
+        self._problem: Problem | None = None
         self._sum: torch.Tensor | None = None
         self.refused = False
         try:
             self._sum = check()
-        except SoapstoneError as error:
+        except Exception as error:
             if transport.size == 1:
                 raise
-            self._problem = (type(error), str(error))
+            self._problem = _told(error)
         if not self._heard:
             numbers = torch.zeros(2, dtype=torch.float64, device=place)
             numbers[0] = self._problem is not None

@@ -8,7 +8,7 @@ segment that gave it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -58,11 +58,13 @@ class Executor:
         self.weaver = Weaver(plan.placement, device, store.shards, place)
         self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.recordings: dict[int, Recording] = {}
+        self._weighed = self.weaver.windows.takes(self.weaver.weighing)
         self._takes = {i: self.weaver.windows.takes(s) for i, s in enumerate(plan.segments) if s.device == device}
         self.loss_key = self.placement.home(self.graph.loss, 0)
         self._targets: dict[Key, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self._speaks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
+        self._receives = [event for event in self.program if isinstance(event, Receive)]
         self._said, self._sync = 0, True
         synced = {tensor for event in self.program if isinstance(event, Sync) for tensor, _ in event.pieces}
         leaves = [(i, store.shards[i].tensor) for i in synced - self.weaver.windows.cut]
@@ -75,14 +77,14 @@ class Executor:
         return Counter(key.number for key in takes if key.what == "state")
 
     def step(
-        self, batch: Sequence[torch.Tensor], sync: bool, agreed: Callable[[], torch.Tensor | None]
+        self, given: dict[Key, torch.Tensor], sync: bool, agreed: Callable[[], torch.Tensor | None]
     ) -> torch.Tensor:
         """Forward, backward and gradient sync of one batch; the loss, or zero where this rank does not hear of it."""
         self._said, self._sync = 0, sync
         self._ready.begin()
         self.draws.begin()
         with torch.enable_grad():
-            self.scratch = Scratch(self._given(batch), agreed)
+            self.scratch = Scratch(given, agreed)
             self._follow()
         self._end()
         loss = self._loss()
@@ -92,7 +94,7 @@ class Executor:
     @torch.no_grad()
     def evaluate(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Forward alone; the parts of the output that this rank has."""
-        self.scratch = Scratch(self._given(batch), lambda: None)
+        self.scratch = Scratch(self.given(batch), lambda: None)
         self._said, self._sync = 0, False
         self.draws.begin()
         self._follow()
@@ -103,15 +105,15 @@ class Executor:
         return found
 
     @torch.no_grad()
-    def weigh(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def weigh(self, given: Mapping[Key, torch.Tensor]) -> torch.Tensor | None:
         """What this rank adds to the weight of a mean loss, where backward begins before the loss is whole."""
-        if not self.weaver.weighing:
+        if not self.weaver.weighing.tasks:
             return None
-        given = self._given(batch)
-        keys = list(given)
-        return self._recorded(WEIGHING, lambda xs, _: [self.weaver.weigh(dict(zip(keys, xs)))], list(given.values()))[0]
+        keys = self._weighed
+        inputs = [given[key] for key in keys]
+        return self._recorded(WEIGHING, lambda xs, _: [self.weaver.weigh(dict(zip(keys, xs)))], inputs)[0]
 
-    def _given(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
+    def given(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """What is here when a step begins."""
         inputs = {Key("batch", tensor): given for tensor, given in zip(self.graph.inputs, batch)}
         return {**self.weaver.windows.state(), **inputs}
@@ -165,7 +167,7 @@ class Executor:
         """Once all ranks take their batch; before that nothing may be on its way."""
         self.scratch.agreed()
         self.scratch.speaking = True
-        self.scratch.receives = iter([event for event in self.program if isinstance(event, Receive)])
+        self.scratch.receives = iter(self._receives)
         for _ in range(AHEAD):
             self._expect()
 

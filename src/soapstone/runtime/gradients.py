@@ -19,12 +19,12 @@ class Readiness:
     is called when a parameter has all of it, from within backward."""
 
     def __init__(
-        self, synced: Iterable[tuple[int, torch.Tensor]], users: Mapping[int, int], completed: Callable[[int], None]
+        self, leaves: Iterable[tuple[int, torch.Tensor]], users: Mapping[int, int], completed: Callable[[int], None]
     ) -> None:
         self._users, self._left, self._completed = dict(users), Counter[int](), completed
         self._running: set[int] = set()
-        for tensor, shard in synced:
-            shard.register_post_accumulate_grad_hook(self._hook(tensor))  # type: ignore[no-untyped-call]
+        for tensor, leaf in leaves:
+            leaf.register_post_accumulate_grad_hook(self._hook(tensor))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         self._left = Counter(self._users)

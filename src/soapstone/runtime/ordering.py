@@ -80,7 +80,7 @@ class Ordering:
             self._add("loss", 0, self.nodes.get(made, (0.0, "", 0))[0], iter([made]))
 
     def _closes(self, segment: Segment) -> bool:
-        """Whether a segment only makes the loss whole, which backward does not wait for."""
+        """Whether a segment makes the loss whole, which backward does not wait for; nothing else in it has any."""
         return self.placement.is_weighed and any(t.finish and t.op == self.placement.loss_op for t in segment.tasks)
 
     def _backward_positions(self) -> dict[tuple[int, int, bool], int]:

@@ -15,6 +15,7 @@ from .batch import BatchCheck
 from .clipping import clip_grad_norm
 from .evaluation import Evaluation
 from .execute import Executor
+from .placement import Key
 from .records import Record, recorded
 from .store import Store
 from .transports import Transport
@@ -41,12 +42,12 @@ class Parallel:
         """Forward, backward and gradient sync. Every rank passes the batch, inputs then targets, whole or cut to its
         `slices`, and gets the same loss. Gradients of the step before are dropped, unless that was one with
         `sync=False`: then they are added to. Raises RankError on every rank where one rank's batch does not fit."""
-        own: list[torch.Tensor] = []
+        given: dict[Key, torch.Tensor] = {}
 
         def check() -> torch.Tensor | None:
             self._check(batch)
-            own.extend(self._check.cut(batch, self._executor.place))
-            return self._executor.weigh(own)
+            given.update(self._executor.given(self._check.cut(batch, self._executor.place)))
+            return self._executor.weigh(given)
 
         verdict = Verdict(self._transport, self._executor.place, check)
         if self._first:
@@ -56,7 +57,7 @@ class Parallel:
             for _, parameter in self._store.parameters():
                 parameter.grad = None
         try:
-            loss = self._executor.step(own, sync, verdict)
+            loss = self._executor.step(given, sync, verdict)
         except BaseException as error:
             if verdict.refused:
                 self._executor.draws.undo()
@@ -114,7 +115,8 @@ class Parallel:
         return clip_grad_norm(self._store, self._transport, self._executor.place, max_norm, norm_type)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's shards, for an elementwise torch optimizer; an empty parameter where it holds none."""
+        """This rank's shards, for an elementwise torch optimizer; an empty parameter where it holds none. Not all of
+        their gradients come from autograd, so hooks on them may not be called."""
         shards = [parameter for _, parameter in self._store.parameters()]
         yield from shards or [self._idle]
 

@@ -120,14 +120,20 @@ class Placement:
         ops make or training changes, and nothing comes behind it."""
         op = self.graph.ops[self.loss_op]
         head = op.steps[op.head]
-        if not self.has_own_gradient or not op.finishes or not getattr(COMBINED[head.kind], "weighs", False):
+        if not self.has_own_gradient or not op.finishes or head is not op.steps[-1]:
             return False
+        if not getattr(COMBINED[head.kind], "weighs", False) or not self.crosses(self.loss_op, 0):
+            return False
+        late = self._late_values(op)
+        return not any(value in late for slot, value in zip(head.slots, head.inputs) if slot != "self")
+
+    def _late_values(self, op: Op) -> set[int]:
+        """The values before a combine that are not known when a step begins, or that training changes."""
         tensors = [(operand.value, self.graph.tensors[operand.tensor]) for operand in op.inputs]
         late = {value for value, tensor in tensors if tensor.source == "op" or tensor.grad}
         for step in op.steps[: op.head]:
             late.update(step.outputs if late.intersection(step.inputs) else ())
-        weight = {value for slot, value in zip(head.slots, head.inputs) if slot != "self"}
-        return head is op.steps[-1] and not late & weight and self.crosses(self.loss_op, 0)
+        return late
 
     @cached_property
     def loss_holder(self) -> int:

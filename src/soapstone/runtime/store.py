@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import _core
 from ..graph import OperatorGraph, Tensor
-from ..parts import Box, reframe, whole
+from ..parts import Box, hull, reframe, whole
 from ..simulator import Simulation
 
 STORED = ("parameter", "buffer")
@@ -68,8 +68,7 @@ class Store:
             i = known.get(name, -1)
             boxes = [box for holders, boxes in self.pieces.get(i, ()) if device in holders for box in boxes]
             if boxes:
-                hull = [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
-                found[i] = Shard(self.graph.tensors[i], self.graph.native.factoring(i), hull, full.to(place))
+                found[i] = Shard(self.graph.tensors[i], self.graph.native.factoring(i), hull(boxes), full.to(place))
         self.shards = dict(sorted(found.items()))
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import _core
-from ..parts import Box, Draws, Part, lengths, local_shape, reframe, whole
+from ..parts import Box, Draws, Part, hull, lengths, local_shape, reframe, whole
 from .placement import Key, Placement, Task, behind, kept, kept_values
 from .segments import Segment
 from .store import Shard, constant
@@ -57,7 +57,7 @@ class Weaver:
         boxes = [box for box in boxes if all(hi > lo for lo, hi in box)]
         if not boxes:
             return [(0, 0) for _ in shape]
-        return [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
+        return hull(boxes)
 
     def output(self, tensor: int, out_part: int) -> tuple[Box, Sequence[Sequence[int]]]:
         """The box of an output part, and the dims that it is over."""
@@ -81,12 +81,16 @@ class Weaver:
     def weigh(self, taken: Mapping[Key, torch.Tensor]) -> torch.Tensor:
         """What the device's parts of a mean add to its weight."""
         run = _Run(self, dict(taken), None)
-        return torch.stack([run.weigh(task) for task in self.weighing]).sum()
+        return torch.stack([run.weigh(task) for task in self.weighing.tasks]).sum()
 
     @cached_property
-    def weighing(self) -> list[Task]:
-        tasks = self.placement.tasks.get(self.device, ()) if self.placement.is_weighed else ()
-        return [task for task in tasks if task.op == self.placement.loss_op and not task.finish]
+    def weighing(self) -> Segment:
+        """The device's parts of a mean whose weight is known when a step begins, and what it takes to tell it."""
+        placement, device = self.placement, self.device
+        own = placement.tasks.get(device, ()) if placement.is_weighed else ()
+        tasks = [task for task in own if task.op == placement.loss_op and not task.finish]
+        reads = dict.fromkeys(key for task in tasks for key in placement.reads(task, device))
+        return Segment(device, tasks, [key for key in reads if key.what in ("batch", "state")])
 
 
 class _Run:

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from .. import _core
-from ..parts import Box, Part, local_shape
+from ..parts import Box, Part, hull, local_shape
 from .placement import Key, Placement, Task
 from .segments import Segment
 from .store import STORED, Shard
@@ -35,20 +35,18 @@ class Windows:
         boxes = [box for box in boxes if all(hi > lo for lo, hi in box)]
         if not boxes:
             return None
-        window = [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
-        known = self._boxes[operand.tensor]
+        window, known = hull(boxes), self._boxes[operand.tensor]
         if window not in known:
             known.append(window)
         return Key("state", operand.tensor, known.index(window))
 
     def takes(self, segment: Segment) -> list[Key]:
         """What a segment takes, each parameter and buffer by the windows that its parts read."""
-        read: dict[int, list[Key]] = {}
-        for task in segment.tasks:
-            for key in self._read(task):
-                found = read.setdefault(key.number, [])
-                found += [key] if key not in found else []
-        return [each for key in segment.takes for each in (read.get(key.number, []) if key.what == "state" else [key])]
+        found: list[Key] = []
+        read = dict.fromkeys(key for task in segment.tasks for key in self._read(task))
+        for key in segment.takes:
+            found += [window for window in read if window.number == key.number] if key.what == "state" else [key]
+        return found
 
     def _read(self, task: Task) -> Sequence[Key]:
         inputs = self._graph.ops[task.op].inputs

@@ -92,8 +92,8 @@ def _refine_dims(step: Draft, dims: list[int], fine: list[int]) -> bool:
 
 
 def _may_split(step: Draft, d: int) -> bool:
-    if d in step.extras and any(axis for write in step.writes for axis in write):
-        return False  # one dim to sum over is enough; but where all is summed, the batch is in there
+    if d in step.extras and any(step.writes):  # kernels ask for such a dim by name; where all is summed they do not,
+        return False  # and the batch is among it
     return all(f.identity or f.dim != d for read in step.reads for axis in read for f in axis)
 
 

@@ -10,12 +10,10 @@ import torch
 
 from ...errors import SoapstoneError
 from ...graph import ITEM_SIZES, OperatorGraph
-from ...parts import Draws, Part, Place, record
+from ...parts import Function, Part, Place, record
 from ..protocol import OpTimes, Question
 from .rounds import Timed
 from .tensors import drawn_inputs
-
-Function = Callable[[Sequence[torch.Tensor], Draws | None], list[torch.Tensor]]
 
 
 class Masks:

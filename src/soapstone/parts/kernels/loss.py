@@ -76,14 +76,11 @@ class _CrossEntropy:
             )
         else:
             total = F.nll_loss(scores, target, weight, ignore_index=ignore, reduction="sum")
-        counted = target != ignore
-        if weight is None:
-            return torch.stack([total, counted.sum().to(total)])
-        return torch.stack([total, (weight[torch.where(counted, target, 0)] * counted).sum().to(total)])
+        return torch.stack([total, _weight(place, inputs).to(total)])
 
     @staticmethod
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
-        return total[0] / total[1] if place.args["reduction"] == MEAN else total[0]
+        return _divided(place, total[0], total[1])
 
 
 @combined("class_loss")
@@ -141,16 +138,25 @@ class _ClassMean:
 
     @staticmethod
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
-        return total[0] / total[1] if place.args["reduction"] == MEAN else total[0]
+        return _divided(place, total[0], total[1])
 
     @staticmethod
     def alone(place: Place, inputs: Tensors) -> torch.Tensor:
-        total, weight = _sums(place, inputs)
-        return total / weight if place.args["reduction"] == MEAN else total
+        return _divided(place, *_sums(place, inputs))
 
 
 def _sums(place: Place, inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    loss, target, weight = inputs["self"], inputs["target"], inputs.get("weight")
+    total = inputs["self"].sum()
+    return total, _weight(place, inputs).to(total)
+
+
+def _weight(place: Place, inputs: Tensors) -> torch.Tensor:
+    """What all samples of the part count together."""
+    target, weight = inputs["target"], inputs.get("weight")
     counted = target != place.args["ignore_index"]
-    weights = counted.to(loss) if weight is None else weight[torch.where(counted, target, 0)] * counted
-    return loss.sum(), weights.sum().to(loss)
+    weights: torch.Tensor = counted if weight is None else weight[torch.where(counted, target, 0)] * counted
+    return weights.sum()
+
+
+def _divided(place: Place, total: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return total / weight if place.args["reduction"] == MEAN else total

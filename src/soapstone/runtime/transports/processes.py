@@ -1,8 +1,7 @@
 """Ranks as processes, over torch.distributed's default group.
 
 gloo matches messages by tag, and its sends wait for their receivers: so receives are posted before their turn, and the
-tag is the task's row. It moves what lies on a GPU through pinned memory. NCCL, in `ordered.py`,
-matches by order alone.
+tag is the task's row. It moves what lies on a GPU through pinned memory. NCCL, in `ordered.py`, matches by order alone.
 """
 
 from __future__ import annotations
