@@ -406,6 +406,19 @@ def test_state_goes_round(name: str) -> None:
     ss.run_threads(3, act, strict=True)
 
 
+def test_a_rank_that_fails_before_a_step_tells_the_others() -> None:
+    batch = CASES["cnn"].batches(1)[0]
+
+    def act(rank: int, transport: ThreadTransport) -> None:
+        parallel = parallel_on("cnn", rank, transport)
+        parallel.step(*batch)
+        if rank == 1:
+            parallel._executor.given = _broken  # type: ignore[method-assign, assignment]
+        parallel.step(*batch)
+
+    assert messages(3, act) == ["rank 1: out of memory"] * 3
+
+
 def test_a_state_that_does_not_fit_is_refused() -> None:
     state = dict(CASES["mlp"].workload().model.state_dict())
 
