@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from typing import TypeVar
+from weakref import ref
 
 import pytest
 import torch
@@ -302,6 +303,18 @@ def test_memory_does_not_grow_over_a_thousand_steps() -> None:
 
     (before, after), *_ = on_threads("mlp", 1, 1, act)
     assert after <= before
+
+
+def test_a_rank_that_nobody_holds_any_more_is_freed() -> None:
+    batch = ALL["cnn"].batches(1)[0]
+
+    def act(parallel: Parallel) -> ref[object]:
+        parallel.step(*batch)
+        return ref(parallel._executor)
+
+    left = on_threads("cnn", 1, 2, act)
+    gc.collect()
+    assert [executor() for executor in left] == [None, None]
 
 
 def first_difference_of(strategy: ss.Strategy) -> list[Difference | None]:

@@ -10,7 +10,7 @@ import torch
 from ..graph import Op, OperatorGraph
 from . import kernels
 from .allocator import freed_memory_kept, keep_freed_memory
-from .frames import Box, hull, lengths, local_shape, reframe, whole
+from .frames import Box, hull, lengths, local_shape, projected, reframe, whole
 from .lookups import Range, ranges
 from .place import COMBINED, Draws, Place, Tensors, compute
 from .recording import Function, Recording, record
@@ -29,6 +29,7 @@ __all__ = [
     "kernels",
     "lengths",
     "local_shape",
+    "projected",
     "ranges",
     "record",
     "reframe",

@@ -26,6 +26,13 @@ def hull(boxes: Sequence[Box]) -> Box:
     return [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
 
 
+def projected(box: Box, dims: Factoring, onto: Factoring) -> Box | None:
+    """The smallest box over other dims that holds this one; None where it is empty."""
+    found = _core.project(list(box), [list(axis) for axis in dims], [list(axis) for axis in onto])
+    found = [part for part in found if all(hi > lo for lo, hi in part)]
+    return hull(found) if found else None
+
+
 def by_axis(box: Box, factoring: Factoring) -> list[Box]:
     """The box cut into one box an axis."""
     result, at = [], 0

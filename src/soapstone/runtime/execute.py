@@ -80,11 +80,11 @@ class Executor:
         self, given: dict[Key, torch.Tensor], sync: bool, agreed: Callable[[], torch.Tensor | None]
     ) -> torch.Tensor:
         """Forward, backward and gradient sync of one batch; the loss, or zero where this rank does not hear of it."""
+        self.scratch = Scratch(given, agreed)
         self._said, self._sync = 0, sync
         self._ready.begin()
         self.draws.begin()
         with torch.enable_grad():
-            self.scratch = Scratch(given, agreed)
             self._follow()
         self._end()
         loss = self._loss()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from weakref import ref
 
 import torch
 
@@ -41,9 +42,12 @@ class Readiness:
         return all(self._left[tensor] == 0 for tensor, _ in sync.pieces)
 
     def _hook(self, tensor: int) -> Callable[[torch.Tensor], None]:
+        weak = ref(self)  # Python does not see the circle that would go through a parameter's hooks, and not free it
+
         def accumulated(_: torch.Tensor) -> None:
-            if tensor in self._running:
-                self._done(tensor)
+            ready = weak()
+            if ready is not None and tensor in ready._running:
+                ready._done(tensor)
 
         return accumulated
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import _core
-from ..parts import Box, Draws, Part, hull, lengths, local_shape, reframe, whole
+from ..parts import Box, Draws, Part, hull, lengths, local_shape, projected, reframe, whole
 from .placement import Key, Placement, Task, behind, kept, kept_values
 from .segments import Segment
 from .store import Shard, constant
@@ -35,7 +35,7 @@ class Weaver:
     """What all segments of a device have in common."""
 
     def __init__(self, placement: Placement, device: int, shards: Mapping[int, Shard], place: torch.device) -> None:
-        self.placement, self.device, self.shards, self.place = placement, device, shards, place
+        self.placement, self.device, self.place = placement, device, place
         self.graph = placement.graph
         self.windows = Windows(placement, shards)
         self.needs = {tensor: self._need(tensor) for tensor in self.graph.inputs}
@@ -52,12 +52,10 @@ class Weaver:
         for task in self.placement.tasks.get(self.device, ()):
             for number, operand in enumerate(self.graph.ops[task.op].inputs):
                 if operand.tensor == tensor and not task.finish:
-                    dims = [list(axis) for axis in self.graph.ops[task.op].values[operand.value].factoring]
-                    boxes += _core.project(list(self.part(task.op, task.part).input_box(number)), dims, flat)
-        boxes = [box for box in boxes if all(hi > lo for lo, hi in box)]
-        if not boxes:
-            return [(0, 0) for _ in shape]
-        return hull(boxes)
+                    dims = self.graph.ops[task.op].values[operand.value].factoring
+                    read = projected(self.part(task.op, task.part).input_box(number), dims, flat)
+                    boxes += [] if read is None else [read]
+        return hull(boxes) if boxes else [(0, 0) for _ in shape]
 
     def output(self, tensor: int, out_part: int) -> tuple[Box, Sequence[Sequence[int]]]:
         """The box of an output part, and the dims that it is over."""

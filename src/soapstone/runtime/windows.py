@@ -11,8 +11,7 @@ from functools import cache
 
 import torch
 
-from .. import _core
-from ..parts import Box, Part, hull, local_shape
+from ..parts import Box, Part, local_shape, projected
 from .placement import Key, Placement, Task
 from .segments import Segment
 from .store import STORED, Shard
@@ -29,13 +28,11 @@ class Windows:
         operand = self._graph.ops[op].inputs[number]
         if operand.tensor not in self._shards:
             return None
-        dims = [list(axis) for axis in self._graph.ops[op].values[operand.value].factoring]
         read = Part(self._graph, op, self._placement.degrees[op], part).input_box(number)
-        boxes = _core.project(list(read), dims, self._shards[operand.tensor].dims)
-        boxes = [box for box in boxes if all(hi > lo for lo, hi in box)]
-        if not boxes:
+        dims = self._graph.ops[op].values[operand.value].factoring
+        window, known = projected(read, dims, self._shards[operand.tensor].dims), self._boxes[operand.tensor]
+        if window is None:
             return None
-        window, known = hull(boxes), self._boxes[operand.tensor]
         if window not in known:
             known.append(window)
         return Key("state", operand.tensor, known.index(window))
