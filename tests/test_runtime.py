@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -260,37 +261,53 @@ def test_keyword_tensors_are_part_of_the_batch() -> None:
 
 class Normed(nn.Module):
     """Batch norm over the whole batch, or over some parts of it one by one: what local statistics mean. The first
-    part's go into the buffers."""
+    part's go into the buffers. A slice behind it takes nothing out of the statistics."""
 
-    def __init__(self, parts: int = 1) -> None:
+    def __init__(self, parts: int = 1, sliced: bool = False) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts, self.sliced = parts, sliced
         self.first, self.norm, self.last = nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        first, *rest = (x[i * len(x) // self.parts : (i + 1) * len(x) // self.parts] for i in range(self.parts))
         norm, F = self.norm, nn.functional
+        first, *rest = self._slices(self.first(x))
         others = [F.batch_norm(part, None, None, norm.weight, norm.bias, True, 0.1, norm.eps) for part in rest]
-        y: torch.Tensor = self.last(torch.relu(torch.cat([norm(first), *others])))
+        normed = torch.cat([norm(first), *others]) if others else norm(first)
+        y: torch.Tensor = self.last(torch.relu(normed[2:] if self.sliced else normed))
         return y
 
+    def _slices(self, x: torch.Tensor) -> list[torch.Tensor]:
+        n = self.parts
+        return [x] if n == 1 else [x[i * len(x) // n : (i + 1) * len(x) // n] for i in range(n)]
 
-def test_local_batch_norm_equals_norms_of_the_parts() -> None:
-    batch = (torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64))
+
+@pytest.mark.parametrize(
+    ("first", "parts", "sliced"),
+    [
+        ({"sample": 3}, 3, False),
+        ({"in": 2}, 1, False),
+        ({"channel": 3}, 1, False),
+        ({"channel": 3}, 1, True),
+        ({}, 1, True),
+    ],
+)
+def test_local_batch_norm_equals_norms_of_the_parts(first: dict[str, int], parts: int, sliced: bool) -> None:
+    batch = (torch.randn(7, 4, dtype=torch.float64), torch.randn(5 if sliced else 7, 3, dtype=torch.float64))
     topology = ss.Topology.parse("cpu:1x3")
     torch.manual_seed(0)
-    plain = Normed(parts=3).double()
+    plain = Normed(parts, sliced).double()
     state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
     loss = nn.functional.mse_loss(plain(batch[0]), batch[1])
     loss.backward()  # type: ignore[no-untyped-call]
     works = [
-        ss.Workload(Normed().double(), batch[:1], loss=nn.functional.mse_loss, targets=batch[1:]) for _ in range(3)
+        ss.Workload(Normed(sliced=sliced).double(), batch[:1], loss=nn.functional.mse_loss, targets=batch[1:])
+        for _ in range(3)
     ]
     for work in works:
         work.model.load_state_dict(state)
     graph = ss.capture(works[0], batch_norm="local")
-    strategy = ss.baselines.data_parallel(graph, topology)
+    data = ss.baselines.data_parallel(graph, topology)
+    strategy = data.replace({"first": ss.Configuration(first, tuple(range(prod(first.values()))))})
 
     def act(rank: int, transport: ThreadTransport) -> Record:
         parallel = ss.parallelize(works[rank], graph, topology, strategy, transport=transport)

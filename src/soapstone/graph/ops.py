@@ -139,7 +139,7 @@ class Op:
     flops: int
     parameters: tuple[str, ...]
     backward: bool
-    updates: tuple[Operand, ...] = ()  # a buffer's next value, by the head's extra output
+    updates: tuple[Operand, ...] = ()  # a buffer's next value, by an extra output of the step that reads it
     saved: tuple[int, ...] = ()  # values that stay until backward
     extra: int = 0  # bytes that stay with them: masks, gates, the places of maxima
 

@@ -114,9 +114,9 @@ class Part:
     def _store(self, place: Place, result: Any) -> None:
         results = result if isinstance(result, tuple | list) else [result]
         self.values.update(zip(place.step.outputs, results))
-        for operand in self.op.updates:
-            if operand.value in place.updates:
-                slot = next(i for i, o in enumerate(self.op.inputs) if o.tensor == operand.tensor)
+        for operand in self.op.updates if place.updates else ():
+            slot = next(i for i, o in enumerate(self.op.inputs) if o.tensor == operand.tensor)
+            if self.op.inputs[slot].value in place.step.inputs:
                 self.updates[operand.tensor] = (self.input_box(slot), place.updates[operand.value])
 
     def _outputs(self) -> list[torch.Tensor]:

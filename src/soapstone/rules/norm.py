@@ -44,18 +44,20 @@ _BATCH_NORM = Rule(
     heavy=True,
 )
 
+# Parts share nothing, so it runs behind its convolution as an activation does. A frozen one stays an op of its own, as
+# the batch norm of the whole batch is, so that evaluation finds the ops of the training.
 _LOCAL_BATCH_NORM = Rule(
     "sample channel *s, channel, channel, channel, channel -> sample channel *s",
     slots=_BATCH_NORM.slots,
     flops=times(8),
     extra=_BATCH_NORM.extra,
-    heavy=True,
+    statistics=True,
     name="batch_norm",
 )
 
 RULES = {
     "local_batch_norm": _LOCAL_BATCH_NORM,
-    "_native_batch_norm_legit_no_training": replace(_LOCAL_BATCH_NORM, flops=times(2)),
+    "_native_batch_norm_legit_no_training": replace(_LOCAL_BATCH_NORM, flops=times(2), heavy=True, statistics=False),
     "causal_fill": Rule("*b length key -> *b length key", saves="nothing", extra=items(1)),
     "_native_batch_norm_legit_functional": _BATCH_NORM,
     "layer_norm": Rule(_normalised, flops=times(8), extra=_statistics(2), heavy=True),

@@ -63,7 +63,8 @@ def items(factor: float, slot: str = "") -> Bytes:
 @dataclass(frozen=True)
 class Rule:
     """`line` is notation, or makes it from the call; with `slots`, its inputs are those slots and absent ones drop
-    out. `heavy` ops head an op of their own; `shape` ops only move elements and cost nothing.
+    out. `heavy` ops head an op of their own; `shape` ops only move elements and cost nothing; `statistics` ops compute
+    something from all the elements that they are given.
 
     `saves` says what torch keeps for backward: "inputs", "outputs", "both", "nothing", "factors" (each input that
     another input's gradient needs), or some slots; `extra` is bytes besides."""
@@ -78,6 +79,7 @@ class Rule:
     extra: Bytes = lambda call, item: 0
     heavy: bool = False
     shape: bool = False
+    statistics: bool = False
     name: str = ""  # what the op is called, where torch's own name says too much
 
     def bind(self, call: Call) -> tuple[Bound, Combine | None]:

@@ -81,7 +81,7 @@ class _OpDraft:
             flops=sum(_flops(d) for d in self.steps),
             parameters=tuple(dict.fromkeys(described[self.external[i]].name for i in parameters)),
             backward=any(described[v].grad for v in self.exits),
-            updates=tuple(Operand(tensor_of[v], slot) for v, slot in head.updates),
+            updates=tuple(Operand(tensor_of[v], slot) for d in self.steps for v, slot in d.source.updates),
             saved=self._saved(),
             extra=sum(self._extra(d) for d in self.steps if self._trains(d)),
         )

@@ -2,8 +2,8 @@
 
 Heavy calls head an op each. Walking them last to first, an op takes in what follows its exit up to the exit's
 immediate post-dominator, as long as all of that is cheap and free: so every op has one exit and the fused graph has
-no cycle. Calls that enlarge their input stay out, and behind a combine nothing joins that reads other elements than
-its own. Cheap calls that are left fuse among themselves; shape calls that are left ride in front of each reader, but
+no cycle. Calls that enlarge their input stay out, and behind a combine or a statistic nothing joins that reads other
+elements than its own. Cheap calls that are left fuse among themselves; shape calls that are left ride in front of each reader, but
 for joints (cat, stack) that several ops read whole, which are made once.
 """
 
@@ -79,7 +79,7 @@ class _Fusion:
             return Group([head], head, head)
         while (target := self.post_dominator[end]) < len(self.calls):
             joining = self._between(end, target) | {target}
-            if not all(self._may_join(i, head, end) for i in joining):
+            if not all(self._may_join(i, head, end, members | joining) for i in joining):
                 break
             members |= joining
             self.owner.update(dict.fromkeys(joining, head))
@@ -96,13 +96,14 @@ class _Fusion:
                 waiting += [user for user in self.users[i] if user != target]
         return found
 
-    def _may_join(self, i: int, head: int, end: int) -> bool:
+    def _may_join(self, i: int, head: int, end: int, members: set[int]) -> bool:
         call = self.calls[i]
         if i in self.owner or call.rule.heavy or len(call.outputs) > 1:
             return False
         if prod(call.call.outputs[0]) > prod(self.calls[end].call.outputs[0]):
             return False
-        return self.calls[head].rule.partial is None or _reads_one_to_one(call)
+        keeps_all = self.calls[head].rule.partial or any(self.calls[j].rule.statistics for j in members if j < i)
+        return not keeps_all or _reads_one_to_one(call)
 
     def _is_shared_joint(self, i: int) -> bool:
         """Is it a free call that puts tensors together for more than one op? Where some op takes a part of them out
@@ -136,4 +137,4 @@ class _Fusion:
 
 def _reads_one_to_one(call: TraceCall) -> bool:
     bound, _ = call.rule.bind(call.call)
-    return not any(f.mapped for read in bound.reads for axis in read for f in axis)
+    return not any(f.mapped and f.size > 1 for read in bound.reads for axis in read for f in axis)
