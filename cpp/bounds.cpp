@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <tuple>
 
 namespace soapstone {
 
@@ -28,10 +29,11 @@ int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
   return head + least[role_finish_backward];
 }
 
-int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
+// Likewise for forward. `behind_loss` follows where the op ends it.
+int64_t Bounds::forward(const TaskGraph& graph, int32_t op, int64_t behind_loss) {
   const auto& state = graph.ops[op];
   const auto& least = state.block->least;
-  const bool finishes = !state.block->finish_forward.empty();
+  const bool finishes = !state.block->finish_forward.empty(), ends = op == graph.exit();
   int64_t tail = graph.graph.ops[op].backward ? head_backward_[op] : 0;
   for (const auto& output : graph.graph.ops[op].outputs) {
     if (finishes && state.layout->copies > 1) break;  // some copy may have no reader
@@ -45,16 +47,117 @@ int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
       tails_[graph.tail_of(op, role_finish_forward)] = tail;
       tail += least[role_finish_forward];
     }
+    if (ends) tail = std::max(tail, behind_loss);
     tails_[graph.tail_of(op, role_combine_forward)] = tail;
     tail += least[role_combine_forward];
+  } else if (ends) {
+    tail = std::max(tail, behind_loss);
   }
   tails_[graph.tail_of(op, role_forward)] = tail;
   return tail + least[role_forward];
 }
 
-bool Bounds::hold(const TaskGraph& graph, int64_t limit) {
+// Whether all of forward comes before one moment and all of backward behind it.
+bool Bounds::meets_at_loss(const TaskGraph& graph) const {
+  const int32_t exit = graph.exit();
+  if (exit < 0 || !graph.graph.ops[exit].backward || graph.ops[exit].layout->num_output_parts != 1) return false;
+  for (int32_t op = 0; op < static_cast<int32_t>(graph.ops.size()); ++op) {
+    const auto& [outputs, back] = std::tie(graph.graph.ops[op].outputs, graph.graph.ops[op].backward);
+    const auto goes_on = [&](const Operand& output) {
+      const auto& block = *graph.flows[output.tensor];
+      return back ? block.all_return : block.all_read;
+    };
+    if (op != exit && std::none_of(outputs.begin(), outputs.end(), goes_on)) return false;
+  }
+  return graph.all_wait();
+}
+
+// The most that a resource serves in backward, with what at least comes behind a link's last task.
+int64_t Bounds::behind_loss(const TaskGraph& graph, const Followers* followers, int64_t last) const {
+  int64_t most = head_backward_[graph.exit()];
+  if (followers) most = std::max(most, messages_backward(graph, *followers));
+  const int32_t num_devices = graph.machine.topology.num_devices();
+  for (int32_t i = 0; i < static_cast<int32_t>(graph.behind.size()); ++i)
+    most = std::max(most, graph.behind[i] + (i < num_devices ? 0 : last));
+  return most;
+}
+
+// From the loss to the end of any of an op's backwards.
+int64_t Bounds::lead(const TaskGraph& graph, const Followers& followers, int32_t op) const {
+  if (!has(before_, op)) return followers.lead[op];
+  int64_t lead = 0;
+  if (!graph.is_changing(op)) return lead;
+  for (const auto& output : graph.graph.ops[op].outputs) {
+    const auto& readers = graph.graph.tensors[output.tensor].readers;
+    const auto& block = *graph.flows[output.tensor];
+    if (!graph.graph.tensors[output.tensor].grad || !block.all_return) continue;
+    for (size_t i = 0; i < readers.size(); ++i)
+      if (block.weight_forward[i] != uncounted && !has(before_, readers[i].first))
+        lead = std::max(lead, followers.lead[readers[i].first]);
+  }
+  return lead + graph.ops[op].block->least[role_backward];
+}
+
+// A resource that serves many messages of one tensor does so one by one, between the first that can be sent and what
+// comes behind the last.
+int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& followers) const {
+  int64_t most = 0;
+  for (const int32_t tensor : graph.rerouted()) {
+    const auto& block = *graph.flows[tensor];
+    if (block.most_backward == 0) continue;
+    int64_t begin = INT64_MAX;
+    for (const auto& [reader, input] : graph.graph.tensors[tensor].readers)
+      if (graph.graph.ops[reader].backward) begin = std::min(begin, lead(graph, followers, reader));
+    most = std::max(most, begin + block.most_backward + head_backward_[graph.graph.tensors[tensor].producer]);
+  }
+  return most;
+}
+
+int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
+  int64_t most = 0;
+  for (const int32_t tensor : graph.rerouted()) {
+    const auto& block = *graph.flows[tensor];
+    if (block.most_forward == 0) continue;
+    const int32_t producer = graph.graph.tensors[tensor].producer;
+    int64_t rest = INT64_MAX;
+    for (const auto& [reader, input] : graph.graph.tensors[tensor].readers)
+      rest = std::min(rest, head_forward_[reader]);
+    const int64_t made = graph.is_changing(producer) ? graph.ops[producer].block->least[role_forward] : 0;
+    most = std::max(most, first + made + block.most_forward + rest);
+  }
+  return most;
+}
+
+void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
+  const size_t words = (graph.ops.size() + 63) / 64;
+  before_.assign(words, followers ? 0 : ~uint64_t{0});
+  behind_ = before_;
+  if (!followers) return;
+  for (const int32_t op : graph.changed()) {
+    for (size_t i = 0; i < words; ++i) {
+      before_[i] |= followers->before(op)[i];
+      behind_[i] |= followers->behind(op)[i];
+    }
+    before_[op >> 6] |= uint64_t{1} << (op & 63);
+    behind_[op >> 6] |= uint64_t{1} << (op & 63);
+  }
+}
+
+void Bounds::find_transfers(const TaskGraph& graph) {
+  for (int32_t tensor = 0; tensor < static_cast<int32_t>(graph.flows.size()); ++tensor) {
+    if (!graph.flows[tensor] || graph.flows[tensor]->count == 0) continue;
+    const auto& [producer, readers] =
+        std::tie(graph.graph.tensors[tensor].producer, graph.graph.tensors[tensor].readers);
+    int64_t least = INT64_MAX;
+    for (const auto& [reader, input] : readers) least = std::min(least, head_forward_[reader]);
+    tails_[graph.transfer_tail(tensor, false)] = least;
+    tails_[graph.transfer_tail(tensor, true)] = head_backward_[producer];
+  }
+}
+
+bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit) {
   const auto num_ops = static_cast<int32_t>(graph.graph.ops.size());
-  tails_.assign(graph.sync_tail() + 1, 0);
+  tails_.assign(graph.num_tails(), 0);
   head_backward_.assign(num_ops, 0);
   head_forward_.assign(num_ops, 0);
   double total = 0;
@@ -66,13 +169,40 @@ bool Bounds::hold(const TaskGraph& graph, int64_t limit) {
   for (int32_t device = 0; device < graph.machine.topology.num_devices(); ++device)
     if (graph.has_update(device)) update = std::min(update, graph.update_time(device));
   if (update != INT64_MAX) tails_[graph.sync_tail()] = update;
-  for (int32_t op = 0; op < num_ops; ++op)
-    if (graph.graph.ops[op].backward) head_backward_[op] = backward(graph, op);
-  for (int32_t op = num_ops; op-- > 0;) {
-    head_forward_[op] = forward(graph, op);
-    bound_ = std::max(bound_, head_forward_[op]);
+
+  find_changed(graph, followers);
+  int64_t last = INT64_MAX;  // behind the backward of any op so far
+  for (int32_t op = 0; op < num_ops; ++op) {
+    if (!graph.graph.ops[op].backward) continue;
+    int64_t& head = head_backward_[op];
+    head = backward(graph, op);
+    int64_t& tail = tails_[graph.tail_of(op, role_backward)];
+    last = std::min(last, tail);
+    if (has(behind_, op)) continue;
+    tail = std::max(tail, followers->backward[op].after + last);
+    head = std::max(head, followers->backward[op].from + last);
   }
-  return bound_ <= limit;
+  int64_t behind = 0;
+  const bool meets = meets_at_loss(graph);
+  if (meets) {
+    behind = behind_loss(graph, followers, std::min(last, update));
+    bound_ = std::max(bound_, behind + *std::max_element(graph.before.begin(), graph.before.end()));
+    if (bound_ > limit) return false;
+  }
+  for (int32_t op = num_ops; op-- > 0;) {
+    int64_t& head = head_forward_[op];
+    head = forward(graph, op, behind);
+    if (meets && !has(before_, op)) {
+      int64_t& tail = tails_[graph.tail_of(op, role_forward)];
+      tail = std::max(tail, followers->forward[op].after + behind);
+      head = std::max(head, followers->forward[op].from + behind);
+    }
+    bound_ = std::max(bound_, head);
+  }
+  if (meets) bound_ = std::max(bound_, messages_forward(graph, first));
+  if (bound_ > limit) return false;
+  find_transfers(graph);
+  return true;
 }
 
 }  // namespace soapstone

@@ -105,9 +105,13 @@ std::shared_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& sta
   OpBuilder builder(*this, op, state, *block, back ? 2 * count : count);
   builder.computes(role_forward, &PartTimes::forward, block->forward);
   if (layout.combines) builder.combines(role_combine_forward, block->combine_forward);
+  block->num_before = block->holds.size();
   if (finishes) builder.computes(role_finish_forward, &PartTimes::finish_forward, block->finish_forward);
+  if (layout.copies == 1) block->num_before = block->holds.size();  // else some copy may be of no use
+  block->first_behind = block->holds.size();
   if (back) {
     if (finishes) builder.computes(role_finish_backward, &PartTimes::finish_backward, block->finish_backward);
+    if (layout.copies > 1) block->first_behind = block->holds.size();
     if (layout.combines) builder.combines(role_combine_backward, block->combine_backward);
     builder.computes(role_backward, &PartTimes::backward, block->backward);
   }

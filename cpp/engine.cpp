@@ -47,6 +47,27 @@ void Engine::restore() {
   num_touched_ = 0;
 }
 
+int64_t Engine::first_input(const std::vector<int32_t>& ops) const {
+  int64_t first = INT64_MAX;
+  for (const int32_t op : ops) {
+    if (graph_.reads(op).empty()) return 0;
+    for (const auto& [tensor, reader] : graph_.reads(op)) {
+      const int32_t producer = graph_.graph.tensors[tensor].producer;
+      if (!graph_.is_changing(producer)) first = std::min(first, first_arrival(producer));
+    }
+  }
+  return first == INT64_MAX ? 0 : first;
+}
+
+int64_t Engine::first_arrival(int32_t op) const {
+  const auto& state = graph_.ops[op];
+  int64_t first = INT64_MAX;
+  for (int32_t part = 0; part < state.layout->num_parts; ++part)
+    if (const int32_t slot = state.block->arrival(*state.layout, part); slot >= 0)
+      first = std::min(first, old_end_[slot]);
+  return first;
+}
+
 // Nothing that the change adds, removes or moves is ready before this. What it touches in forward comes behind the ops
 // whose outputs go elsewhere now; what it touches in backward comes behind all of forward, but for what waits for
 // nothing.
@@ -65,11 +86,7 @@ int64_t Engine::first_change() const {
       if (waits_for_nothing(slot)) return 0;
   for (const int32_t tensor : graph_.rerouted()) {
     const int32_t op = graph_.graph.tensors[tensor].producer;
-    if (graph_.is_changing(op)) continue;
-    const auto& state = graph_.ops[op];
-    for (int32_t part = 0; part < state.layout->num_parts; ++part)
-      if (const int32_t slot = state.block->arrival(*state.layout, part); slot >= 0)
-        first = std::min(first, old_end_[slot]);
+    if (!graph_.is_changing(op)) first = std::min(first, first_arrival(op));
   }
   return first;
 }

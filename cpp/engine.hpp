@@ -34,6 +34,9 @@ class Engine {
     suffix_.clear();
   }
 
+  // Before this, all is as it was in what was adopted: some ops' inputs are made no earlier.
+  int64_t first_input(const std::vector<int32_t>& ops) const;
+
   int64_t makespan() const { return makespan_; }      // of the last play
   int64_t num_served() const { return num_served_; }  // tasks that the last play served
   int64_t num_tasks() const { return static_cast<int64_t>(order_.size()); }
@@ -55,6 +58,7 @@ class Engine {
   };
 
   int64_t first_change() const;
+  int64_t first_arrival(int32_t op) const;
   void start(int32_t cut);
   void seed(int32_t cut);
   std::vector<std::pair<int32_t, int32_t>> far_reach();

@@ -38,6 +38,7 @@ class FlowBuilder {
     connect();
     connect_gradients();
     weigh();
+    look_for_gaps();
   }
 
  private:
@@ -119,20 +120,24 @@ class FlowBuilder {
     }
     BlockWriter writer(graph_.pool, block_, count);
     block_.holds.reserve(4 * static_cast<size_t>(count));
+    for (auto& flow : block_.flows)
+      if (flow.source != flow.device) flow.forward = add_transfer(writer, flow, false, flow.time_forward);
+    block_.num_before = block_.first_behind = block_.holds.size();
     for (size_t i = 0; i < block_.flows.size(); ++i) {
       auto& flow = block_.flows[i];
-      if (flow.source == flow.device) continue;
-      flow.forward = add_transfer(writer, flow, false, flow.time_forward);
-      if (has_gradient(i)) flow.backward = add_transfer(writer, flow, true, flow.time_backward);
+      if (flow.forward >= 0 && has_gradient(i)) flow.backward = add_transfer(writer, flow, true, flow.time_backward);
     }
     writer.finish();
+    const std::span<const Hold> holds(block_.holds);
+    block_.most_forward = graph_.most_served(holds.first(block_.num_before));
+    block_.most_backward = graph_.most_served(holds.subspan(block_.first_behind));
   }
 
   int32_t add_transfer(BlockWriter& writer, const Flow& flow, bool back, int64_t& time) {
     const int32_t from = back ? flow.device : flow.source, to = back ? flow.source : flow.device;
     const int64_t latency = graph_.machine.topology.transfer(from, to, flow.bytes, block_.holds);
     const uint64_t key = graph_.key(back, tensor_.producer, Kind::transfer, tensor_.output, flow.part, flow.device);
-    const auto added = writer.add(key, latency, graph_.no_tail());
+    const auto added = writer.add(key, latency, graph_.transfer_tail(index_, back));
     time = added.time;
     return added.slot;
   }
@@ -206,6 +211,19 @@ class FlowBuilder {
       graph_.pool.tasks[slot].num_next = count;
       at += count;
     }
+  }
+
+  void look_for_gaps() {
+    const int32_t copies = maker_.layout->copies;
+    int32_t parts = 0, returned = 0;
+    for (size_t i = 0; i < block_.flows.size(); ++i)
+      parts += i == 0 || block_.flows[i].part != block_.flows[i - 1].part;
+    for (int32_t part = 0; part < maker_.layout->num_output_parts; ++part) {
+      const auto begin = block_.returns.begin() + static_cast<ptrdiff_t>(part) * copies;
+      returned += std::find(begin, begin + copies, true) != begin + copies;
+    }
+    block_.all_read = parts == maker_.layout->num_output_parts;
+    block_.all_return = returned == maker_.layout->num_output_parts;
   }
 
   // By reader: forward, every output part that it reads sends at least this long; backward, so does every reading part.

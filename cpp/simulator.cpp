@@ -8,7 +8,7 @@
 namespace soapstone {
 
 Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit)
-    : graph(of, std::move(on), times, false), engine_(graph), memory_(std::move(limit)) {
+    : graph(of, std::move(on), times, false), engine_(graph), memory_(std::move(limit)), followers_(of) {
   if (!memory_.bytes.empty() && memory_.bytes.size() != static_cast<size_t>(graph.machine.topology.num_devices()))
     throw std::invalid_argument("a memory limit needs a number of bytes for each device");
 }
@@ -17,7 +17,7 @@ int64_t Simulator::begin(const std::vector<Configuration>& strategy) {
   if (begun_) throw std::invalid_argument("the simulator has its first strategy already");
   graph.begin(strategy);
   begun_ = true;
-  bounds_.hold(graph, INT64_MAX);
+  bounds_.hold(graph, nullptr, 0, INT64_MAX);
   engine_.play(Method::full, INT64_MAX, bounds_);
   engine_.adopt();
   return makespan_ = engine_.makespan();
@@ -47,13 +47,18 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
                                           Method method, int64_t most_overflow) {
   check(changes);
   engine_.prepare(method);
+  if (!followed_ && limit != INT64_MAX) book(in_bounds, [&] { followers_.find(graph); });
+  followed_ |= limit != INT64_MAX;
   bool possible = true;
   try {
     book(in_ops, [&] { graph.change(changes); });
     possible = *std::max_element(graph.compute.begin(), graph.compute.end()) <= limit;
     if (possible) book(in_flows, [&] { graph.route(); });
     possible = possible && (most_overflow == INT64_MAX || overflow() <= most_overflow);
-    possible = possible && book(in_bounds, [&] { return bounds_.hold(graph, limit); });
+    possible =
+        possible && book(in_bounds, [&] {
+          return bounds_.hold(graph, followed_ ? &followers_ : nullptr, engine_.first_input(graph.changed()), limit);
+        });
   } catch (...) {
     graph.take_back();
     throw;
@@ -87,6 +92,7 @@ void Simulator::accept() {
     engine_.adopt();
     graph.keep();
   });
+  followed_ = false;
   makespan_ = engine_.makespan();
   open_ = false;
 }

@@ -51,6 +51,8 @@ class Simulator {
   Engine engine_;
   MemoryLimit memory_;
   Bounds bounds_;
+  Followers followers_;
+  bool followed_ = false;  // they are known for what was accepted last
   int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
   bool begun_ = false, open_ = false;
   std::array<double, num_phases> seconds_{};

@@ -123,12 +123,15 @@ class SyncBuilder {
   }
 
   void wait(const Piece& piece, int32_t slot, int64_t time) {
+    bool waits = false;
     for (const auto& [place, part] : piece.parts) {
       const int32_t op = group_.ops[place];
       if (!graph_.graph.ops[op].backward) continue;
+      waits = true;
       block_.edges[place].push_back({graph_.ops[op].block->backward[part], slot});
       slowest_[place][part] = std::max(slowest_[place][part], time);
     }
+    block_.all_wait &= waits;
   }
 
   TaskGraph& graph_;

@@ -15,6 +15,8 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
       machine(std::move(on)),
       pool(machine.topology.num_devices()),
       work(machine.topology.num_resources()),
+      before(work),
+      behind(work),
       compute(machine.topology.num_devices()),
       elements(machine.topology.num_devices()),
       ops(graph.ops.size()),
@@ -28,7 +30,8 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
       relinking_(graph.ops.size()),
       largest_(graph.ops.size() * machine.topology.num_devices()),
       transient_(machine.topology.num_devices()),
-      transient_known_(machine.topology.num_devices()) {
+      transient_known_(machine.topology.num_devices()),
+      on_resource_(machine.topology.num_resources()) {
   for (const auto& tensor : graph.tensors)
     if (tensor.source == Source::op && tensor.producer < 0)
       throw std::invalid_argument("no op makes one of the tensors");
@@ -36,6 +39,7 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
     for (size_t i = 0; i < graph.tensors[tensor].readers.size(); ++i)
       if (graph.tensors[tensor].source == Source::op)
         reads_[graph.tensors[tensor].readers[i].first].emplace_back(tensor, i);
+  find_exit();
   make_groups();
   syncs.resize(groups.size());
   if (!thorough) find_shortcuts();
@@ -43,6 +47,16 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
     column->resize(machine.topology.num_devices());
   for (int32_t device = 0; device < machine.topology.num_devices(); ++device)
     pool.tasks[device].key = pack_key(update_phase, 0, Kind::update, 0, 0, device);
+}
+
+void TaskGraph::find_exit() {
+  int32_t count = 0;
+  for (size_t op = 0; op < graph.ops.size(); ++op) {
+    const auto& outputs = graph.ops[op].outputs;
+    const auto is_read = [&](const Operand& output) { return !graph.tensors[output.tensor].readers.empty(); };
+    if (std::any_of(outputs.begin(), outputs.end(), is_read)) continue;
+    exit_ = ++count == 1 ? static_cast<int32_t>(op) : -1;
+  }
 }
 
 void TaskGraph::find_shortcuts() {
@@ -115,6 +129,7 @@ void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& cha
   layouts_.forget();
   gone_.clear();
   fresh_.clear();
+  changed_.clear();
   for (const auto& [op, configuration] : changes) {
     auto state = configured(op, configuration);
     count(op, ops[op], -1);
@@ -122,6 +137,7 @@ void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& cha
     replaced(*ops[op].block, *state.block);
     std::swap(ops[op], state);
     undo_.ops.emplace_back(op, std::move(state));
+    changed_.push_back(op);
     changing_[op] = true;
   }
 }
@@ -178,6 +194,11 @@ void TaskGraph::route() {
     if ((elements_before[device] > 0) != has_update(device))
       (has_update(device) ? fresh_ : gone_).emplace_back(device, 1);
   set_updates();
+}
+
+bool TaskGraph::all_wait() const {
+  return std::all_of(syncs.begin(), syncs.end(), [](const auto& block) { return block->all_wait; }) &&
+         std::all_of(undo_.syncs.begin(), undo_.syncs.end(), [](const auto& old) { return old.second->all_wait; });
 }
 
 void TaskGraph::replaced(const Block& old, const Block& block) {
@@ -292,7 +313,12 @@ void TaskGraph::point_to_next(int32_t op) {
 // ---- what adds up ----
 
 void TaskGraph::count(const Block& block, int64_t sign) {
-  for (const auto& hold : block.holds) work[hold.resource] += sign * hold.duration;
+  for (size_t i = 0; i < block.holds.size(); ++i) {
+    const auto& [resource, duration] = block.holds[i];
+    work[resource] += sign * duration;
+    if (i < block.num_before) before[resource] += sign * duration;
+    if (i >= block.first_behind) behind[resource] += sign * duration;
+  }
 }
 
 void TaskGraph::count(int32_t op, const OpState& state, int64_t sign) {
@@ -334,6 +360,13 @@ void TaskGraph::count(const SyncGroup& group, const SyncBlock& block, int64_t si
     for (const int32_t device : bucket.holders) memory.buckets[device] += sign * bucket.bytes;
 }
 
+int64_t TaskGraph::most_served(std::span<const Hold> holds) {
+  int64_t most = 0;
+  for (const auto& [resource, duration] : holds) most = std::max(most, on_resource_[resource] += duration);
+  for (const auto& hold : holds) on_resource_[hold.resource] = 0;
+  return most;
+}
+
 void TaskGraph::set_updates() {
   for (int32_t device = 0; device < machine.topology.num_devices(); ++device) {
     int64_t duration = 0;
@@ -343,6 +376,7 @@ void TaskGraph::set_updates() {
     }
     auto& task = pool.tasks[device];
     work[device] += duration - task.first.duration;
+    behind[device] += duration - task.first.duration;
     task.first = {device, duration};
     task.num_holds = 1;
     task.tail = no_tail();

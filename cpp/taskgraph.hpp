@@ -71,14 +71,16 @@ constexpr int64_t uncounted = -1;  // of an edge's weight: some part at its end 
 
 struct FlowBlock : Block {
   std::vector<Flow> flows;
-  std::vector<Interval> hulls;              // of what each flow's device reads, one interval for each dim
-  std::vector<Reader> readers;              // of all flows
-  std::vector<int32_t> next;                // of the transfers
-  std::vector<Edge> forward;                // from the maker's tasks
-  std::vector<std::vector<Edge>> backward;  // from each reader's tasks
-  std::vector<bool> returns;                // by the maker's part: a gradient comes back to it
-  std::vector<int64_t> weight_forward;      // by reader: the least time that its messages add, or uncounted
+  std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
+  std::vector<Reader> readers;                // of all flows
+  std::vector<int32_t> next;                  // of the transfers
+  std::vector<Edge> forward;                  // from the maker's tasks
+  std::vector<std::vector<Edge>> backward;    // from each reader's tasks
+  std::vector<bool> returns;                  // by the maker's part: a gradient comes back to it
+  bool all_read = false, all_return = false;  // of every output part some copy
+  std::vector<int64_t> weight_forward;        // by reader: the least time that its messages add, or uncounted
   std::vector<int64_t> weight_backward;
+  int64_t most_forward = 0, most_backward = 0;  // that a resource serves of the transfers
 
   std::span<const Reader> readers_of(size_t flow) const {
     const auto begin = static_cast<size_t>(flows[flow].readers_begin);
@@ -109,6 +111,7 @@ struct SyncBlock {
   std::vector<std::vector<Piece>> pieces;  // by parameter of the group
   std::vector<std::vector<Edge>> edges;    // from the tasks of each of the group's ops
   std::vector<int64_t> weights;            // likewise: the least time that a sum takes, or uncounted
+  bool all_wait = true;                    // every piece's gradient is some backward's
 };
 
 // Parameters whose pieces may share a bucket, and the ops that read them.
@@ -144,12 +147,16 @@ class TaskGraph {
   const std::vector<int32_t>& relinked() const { return relinked_; }
   const std::vector<int32_t>& rerouted() const { return rerouted_; }
   const std::vector<int32_t>& regrouped() const { return regrouped_; }
+  const std::vector<int32_t>& changed() const { return changed_; }
   bool is_changing(int32_t op) const { return changing_[op]; }
+  bool all_wait() const;  // gradient sums and updates, now and before the change, for some backward
 
   const Graph& graph;
   const Machine machine;
   TaskPool pool;                 // the first slots are the updates, one a device
-  std::vector<int64_t> work;     // by resource: all that it has to serve
+  std::vector<int64_t> work;     // by resource: all that it has to serve,
+  std::vector<int64_t> before;   // what of it surely comes before the end of forward,
+  std::vector<int64_t> behind;   // and behind it
   std::vector<int64_t> compute;  // by device: what ops have it do
   MemoryTotals memory;
   std::vector<int64_t> elements;  // by device: what its update changes
@@ -184,6 +191,9 @@ class TaskGraph {
   int32_t tail_of(int32_t op, Role role) const { return num_roles * op + role; }
   int32_t no_tail() const { return num_roles * static_cast<int32_t>(graph.ops.size()); }
   int32_t sync_tail() const { return no_tail() + 1; }
+  int32_t transfer_tail(int32_t tensor, bool back) const { return sync_tail() + 1 + 2 * tensor + back; }
+  int32_t num_tails() const { return transfer_tail(static_cast<int32_t>(graph.tensors.size()), false); }
+  int32_t exit() const { return exit_; }  // the op that ends forward, -1 where there are several
 
  private:
   // Two readers of a tensor, of which one also reads what the other makes: `tensor`, as its reader number `reader`.
@@ -199,6 +209,7 @@ class TaskGraph {
   };
 
   void make_groups();
+  void find_exit();
   void find_shortcuts();
   void check(const Op&, const Configuration&) const;
   OpState configured(int32_t op, const Configuration&);
@@ -219,6 +230,7 @@ class TaskGraph {
   int64_t lasting(int32_t device, int64_t num_states) const;  // the bytes that are there beside a task's own
   void replaced(const Block& old, const Block& block);
   void find_reach();
+  int64_t most_served(std::span<const Hold> holds);
   void relink(int32_t op, bool differs);
 
   friend class OpBuilder;
@@ -231,13 +243,15 @@ class TaskGraph {
   std::vector<std::vector<std::pair<int32_t, int32_t>>> reads_;  // by op: (tensor, index in its readers)
   std::vector<std::vector<Shortcut>> shortcuts_;                 // by tensor; none where the graph is thorough
   std::vector<std::pair<int32_t, int32_t>> gone_, fresh_;
-  std::vector<int32_t> relinked_, rerouted_, regrouped_;
+  std::vector<int32_t> changed_, relinked_, rerouted_, regrouped_;
+  int32_t exit_ = -1;
   std::vector<bool> changing_, relinking_;
   std::vector<int64_t> largest_;  // by op and device: the largest part's bytes
   std::vector<int64_t> transient_;
   std::vector<bool> transient_known_;
   Undo undo_;
-  std::vector<Edge> edges_;  // make_next's own
+  std::vector<Edge> edges_;           // make_next's own
+  std::vector<int64_t> on_resource_;  // most_served's own, 0 by resource
 };
 
 template <typename Visit>
