@@ -334,7 +334,7 @@ auto flow_columns(const Listing& self) {
 
 auto memory_of(soapstone::TaskGraph& graph) {
   auto copy = [](const std::vector<int64_t>& column) { return to_array(std::vector<int64_t>(column)); };
-  const auto& memory = graph.memory;
+  const auto& memory = graph.totals.memory;
   return std::tuple(copy(memory.parameters), copy(memory.gradients), copy(memory.saved), copy(memory.made),
                     copy(memory.buckets), copy(graph.transient()));
 }

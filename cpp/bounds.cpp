@@ -57,28 +57,13 @@ int64_t Bounds::forward(const TaskGraph& graph, int32_t op, int64_t behind_loss)
   return tail + least[role_forward];
 }
 
-// Whether all of forward comes before one moment and all of backward behind it.
-bool Bounds::meets_at_loss(const TaskGraph& graph) const {
-  const int32_t exit = graph.exit();
-  if (exit < 0 || !graph.graph.ops[exit].backward || graph.ops[exit].layout->num_output_parts != 1) return false;
-  for (int32_t op = 0; op < static_cast<int32_t>(graph.ops.size()); ++op) {
-    const auto& [outputs, back] = std::tie(graph.graph.ops[op].outputs, graph.graph.ops[op].backward);
-    const auto goes_on = [&](const Operand& output) {
-      const auto& block = *graph.flows[output.tensor];
-      return back ? block.all_return : block.all_read;
-    };
-    if (op != exit && std::none_of(outputs.begin(), outputs.end(), goes_on)) return false;
-  }
-  return graph.all_wait();
-}
-
 // The most that a resource serves in backward, with what at least comes behind a link's last task.
 int64_t Bounds::behind_loss(const TaskGraph& graph, const Followers* followers, int64_t last) const {
   int64_t most = head_backward_[graph.exit()];
   if (followers) most = std::max(most, messages_backward(graph, *followers));
   const int32_t num_devices = graph.machine.topology.num_devices();
-  for (int32_t i = 0; i < static_cast<int32_t>(graph.behind.size()); ++i)
-    most = std::max(most, graph.behind[i] + (i < num_devices ? 0 : last));
+  for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.behind.size()); ++i)
+    most = std::max(most, graph.totals.behind[i] + (i < num_devices ? 0 : last));
   return most;
 }
 
@@ -93,7 +78,7 @@ int64_t Bounds::lead(const TaskGraph& graph, const Followers& followers, int32_t
     if (!graph.graph.tensors[output.tensor].grad || !block.all_return) continue;
     for (size_t i = 0; i < readers.size(); ++i)
       if (block.weight_forward[i] != uncounted && !has(before_, readers[i].first))
-        lead = std::max(lead, followers.lead[readers[i].first]);
+        lead = std::max(lead, followers.lead[readers[i].first] + block.arrival_backward);
   }
   return lead + graph.ops[op].block->least[role_backward];
 }
@@ -113,6 +98,15 @@ int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& follo
   return most;
 }
 
+// From when the first of a changed op's inputs is there to the end of any of its forwards.
+int64_t Bounds::made(const TaskGraph& graph, int32_t op) const {
+  int64_t arrival = 0;
+  for (const auto& [tensor, reader] : graph.reads(op))
+    if (!graph.is_changing(graph.graph.tensors[tensor].producer))
+      arrival = std::max(arrival, graph.flows[tensor]->arrival_forward[reader]);
+  return arrival + graph.ops[op].block->least[role_forward];
+}
+
 int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
   int64_t most = 0;
   for (const int32_t tensor : graph.rerouted()) {
@@ -122,8 +116,8 @@ int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
     int64_t rest = INT64_MAX;
     for (const auto& [reader, input] : graph.graph.tensors[tensor].readers)
       rest = std::min(rest, head_forward_[reader]);
-    const int64_t made = graph.is_changing(producer) ? graph.ops[producer].block->least[role_forward] : 0;
-    most = std::max(most, first + made + block.most_forward + rest);
+    most =
+        std::max(most, first + (graph.is_changing(producer) ? made(graph, producer) : 0) + block.most_forward + rest);
   }
   return most;
 }
@@ -145,7 +139,7 @@ void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
 
 void Bounds::find_transfers(const TaskGraph& graph) {
   for (int32_t tensor = 0; tensor < static_cast<int32_t>(graph.flows.size()); ++tensor) {
-    if (!graph.flows[tensor] || graph.flows[tensor]->count == 0) continue;
+    if (!graph.flows[tensor] || graph.flows[tensor]->holds.empty()) continue;
     const auto& [producer, readers] =
         std::tie(graph.graph.tensors[tensor].producer, graph.graph.tensors[tensor].readers);
     int64_t least = INT64_MAX;
@@ -161,9 +155,9 @@ bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t fi
   head_backward_.assign(num_ops, 0);
   head_forward_.assign(num_ops, 0);
   double total = 0;
-  for (const int64_t work : graph.work) total += static_cast<double>(work);
+  for (const int64_t work : graph.totals.work) total += static_cast<double>(work);
   if (total > static_cast<double>(int64_t{1} << 61)) throw std::invalid_argument("an iteration takes over 2^61 ns");
-  bound_ = *std::max_element(graph.work.begin(), graph.work.end());
+  bound_ = *std::max_element(graph.totals.work.begin(), graph.totals.work.end());
   if (bound_ > limit) return false;
   int64_t update = INT64_MAX;
   for (int32_t device = 0; device < graph.machine.topology.num_devices(); ++device)
@@ -183,10 +177,10 @@ bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t fi
     head = std::max(head, followers->backward[op].from + last);
   }
   int64_t behind = 0;
-  const bool meets = meets_at_loss(graph);
+  const bool meets = graph.meets_at_loss();
   if (meets) {
     behind = behind_loss(graph, followers, std::min(last, update));
-    bound_ = std::max(bound_, behind + *std::max_element(graph.before.begin(), graph.before.end()));
+    bound_ = std::max(bound_, behind + *std::max_element(graph.totals.before.begin(), graph.totals.before.end()));
     if (bound_ > limit) return false;
   }
   for (int32_t op = num_ops; op-- > 0;) {

@@ -24,12 +24,12 @@ class Bounds {
   int64_t bound() const { return bound_; }
 
  private:
-  bool meets_at_loss(const TaskGraph& graph) const;
   void find_changed(const TaskGraph& graph, const Followers* followers);
   int64_t backward(const TaskGraph& graph, int32_t op);
   int64_t forward(const TaskGraph& graph, int32_t op, int64_t behind_loss);
   int64_t behind_loss(const TaskGraph& graph, const Followers* followers, int64_t last) const;
   int64_t lead(const TaskGraph& graph, const Followers& followers, int32_t op) const;
+  int64_t made(const TaskGraph& graph, int32_t op) const;
   int64_t messages_forward(const TaskGraph& graph, int64_t first) const;
   int64_t messages_backward(const TaskGraph& graph, const Followers& followers) const;
   void find_transfers(const TaskGraph& graph);

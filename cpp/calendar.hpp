@@ -43,6 +43,13 @@ class Calendar {
     first_[day] = slot;
   }
 
+  bool is_empty() {
+    Ready next;
+    if (!pop(next)) return true;
+    push(next.slot);
+    return false;
+  }
+
   // False where none is left.
   bool pop(Ready& task) {
     if (at_ == now_.size()) {

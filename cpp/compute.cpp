@@ -9,14 +9,13 @@ namespace soapstone {
 namespace {
 
 // The first of the parts of one output part that runs on each part's device.
-std::vector<int32_t> first_on_device(const Layout& layout, const std::vector<int32_t>& devices) {
-  std::vector<int32_t> result(layout.num_parts);
+void find_first_on_device(const Layout& layout, const std::vector<int32_t>& devices, std::vector<int32_t>& result) {
+  result.resize(layout.num_parts);
   for (int32_t part = 0; part < layout.num_parts; ++part) {
     int32_t first = part / layout.copies * layout.copies;
     while (devices[first] != devices[part]) ++first;
     result[part] = first;
   }
-  return result;
 }
 
 std::vector<int32_t> devices_of(const std::vector<int32_t>& parts, const std::vector<int32_t>& devices) {
@@ -27,6 +26,14 @@ std::vector<int32_t> devices_of(const std::vector<int32_t>& parts, const std::ve
 }
 
 }  // namespace
+
+void OpBlock::clear() {
+  holds.clear();
+  for (auto* slots :
+       {&first_on_device, &forward, &finish_forward, &finish_backward, &backward, &combine_forward, &combine_backward})
+    slots->clear();
+  least = {};
+}
 
 int32_t OpBlock::arrival(const Layout& layout, int32_t part) const {
   if (!layout.combines) return forward[part];
@@ -93,12 +100,12 @@ class OpBuilder {
   BlockWriter writer_;
 };
 
-std::shared_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& state) {
+std::unique_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& state) {
   const auto& layout = *state.layout;
   const bool back = graph.ops[op].backward;
   const bool finishes = layout.combines && graph.ops[op].combine.finish;
-  auto block = std::make_shared<OpBlock>();
-  block->first_on_device = soapstone::first_on_device(layout, state.configuration.devices);
+  auto block = spare_ops_.take();
+  find_first_on_device(layout, state.configuration.devices, block->first_on_device);
   int32_t count = layout.num_parts + static_cast<int32_t>(layout.groups.size());
   if (finishes)
     for (int32_t part = 0; part < layout.num_parts; ++part) count += block->first_on_device[part] == part;

@@ -21,6 +21,7 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   old_end_.resize(num_slots);
   if (++play_ == 0) forget_plays();
   num_served_ = 0;
+  num_skipped_ = 0;
   suffix_.clear();
   noted_.clear();
   cut_ = 0;
@@ -37,9 +38,128 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   if (method == Method::delta && !order_.empty()) return sweep(limit, bounds);
   calendar_.reset(change, std::max(old_makespan_, bounds.bound()), num_slots);
   seed(cut_);
-  const bool done = serve_all(limit, bounds);
+  bool too_late = false;
+  const bool done = method == Method::resume && cut_ > 0 && cut_ <= loss_ ? serve_in_two(limit, bounds, too_late)
+                                                                          : serve_all(limit, bounds);
   restore();
-  return done;
+  if (!too_late) return done;
+  const int32_t loss = std::exchange(loss_, -1);
+  const bool again = play(method, limit, bounds);
+  loss_ = loss;
+  return again;
+}
+
+// Nothing of backward that the change adds, removes or moves is ready before this, had it begun when it did. The first
+// of the new tasks waits for old ones alone, and for all of them.
+int64_t Engine::first_change_backward() {
+  int64_t first = INT64_MAX;
+  const auto is_behind = [&](int32_t slot) { return position_[slot] > loss_; };
+  const auto each = [](const std::vector<std::pair<int32_t, int32_t>>& runs, auto visit) {
+    for (const auto& [begin, count] : runs)
+      for (int32_t slot = begin; slot < begin + count; ++slot) visit(slot);
+  };
+  each(graph_.gone(), [&](int32_t slot) {
+    if (is_behind(slot)) first = std::min(first, old_ready_[slot]);
+  });
+  for (const int32_t device : graph_.reupdated())
+    if (is_behind(device)) first = std::min(first, old_ready_[device]);
+  each(graph_.fresh(), [&](int32_t slot) { served_[slot].ready = -1; });
+  for (const int32_t op : graph_.relinked()) {
+    const auto& block = *graph_.ops[op].block;
+    for (int32_t slot = block.begin; slot < block.begin + block.count; ++slot) {
+      if (!is_behind(slot)) continue;
+      const Task& task = graph_.pool.tasks[slot];
+      for (const int32_t next : std::span(task.next, task.num_next)) {
+        if (position_[next] < 0)
+          served_[next].ready = std::max(served_[next].ready, old_end_[slot]);
+        else if (is_behind(next) && old_ready_[next] < old_end_[slot])
+          first = std::min(first, old_ready_[next]);
+      }
+    }
+  }
+  each(graph_.fresh(), [&](int32_t slot) {
+    if (served_[slot].ready >= 0) first = std::min(first, served_[slot].ready);
+    const Task& task = graph_.pool.tasks[slot];
+    for (const int32_t next : std::span(task.next, task.num_next))
+      if (is_behind(next)) first = std::min(first, old_ready_[next]);
+  });
+  return first;
+}
+
+// Forward up to the loss, and backward from where it is not as it was. `too_late`: something comes before that.
+bool Engine::serve_in_two(int64_t limit, const Bounds& bounds, bool& too_late) {
+  const int32_t loss = order_[loss_];
+  if (loss != graph_.loss() || !graph_.meets_at_loss()) return serve_all(limit, bounds);
+  const int64_t change = first_change_backward();
+  const auto at = std::lower_bound(order_.begin() + loss_ + 1, order_.end(), change,
+                                   [&](int32_t slot, int64_t time) { return old_ready_[slot] < time; });
+  const auto to = static_cast<int32_t>(at - order_.begin());
+  stop_ = loss;
+  const bool forward = serve_all(limit, bounds);
+  stop_ = -1;
+  if (!forward) return false;
+  const Task& task = graph_.pool.tasks[loss];
+  const int64_t end = served_[loss].end, shift = end - old_end_[loss];
+  if (to <= loss_ + 1 || makespan_ > end || !calendar_.is_empty()) {
+    give(task.next, task.num_next, end);
+    return serve_all(limit, bounds);
+  }
+  const Middle middle{suffix_.size(), noted_.size()};
+  calendar_.reset(change + shift, std::max(old_makespan_ + shift, bounds.bound()), served_.size());
+  too_late = !skip(to, change);
+  if (too_late || !serve_all(limit, bounds)) return false;
+  splice(loss_ + 1, to, middle, shift);
+  return true;
+}
+
+// Goes from the loss to a position of the old order, all between as it was. False where something is ready earlier.
+bool Engine::skip(int32_t to, int64_t change) {
+  const int32_t loss = order_[loss_];
+  const int64_t shift = served_[loss].end - old_end_[loss];
+  const std::vector<Resource> at_loss = resources_;
+  start(loss_ + 1);
+  served_more_.resize(resources_.size());
+  for (size_t i = 0; i < resources_.size(); ++i) served_more_[i] = resources_[i].left - at_loss[i].left;
+  start(to);
+  for (size_t i = 0; i < resources_.size(); ++i) {
+    resources_[i].free += shift;
+    resources_[i].left -= served_more_[i];
+  }
+  makespan_ = std::max(makespan_, latest_[to - 1] + shift);
+  num_skipped_ = to - loss_ - 1;
+  const auto reached = far_reach(to);
+  bool in_time = true;
+  for (int32_t i = loss_; in_time && i < to; ++i) {
+    if (reach_[i] < to) continue;
+    const Task& task = graph_.pool.tasks[order_[i]];
+    const int64_t end = old_end_[order_[i]] + shift;
+    for (const int32_t next : std::span(task.next, task.num_next)) {
+      if (position_[next] >= 0 && position_[next] < to) continue;
+      const auto& state = graph_.pool.states[next];
+      in_time = state.waiting > 1 || std::max(state.ready, end) >= change + shift;
+      if (!in_time) break;
+      give(&next, 1, end);
+    }
+  }
+  for (const auto& [position, reach] : reached) reach_[position] = reach;
+  return in_time;
+}
+
+// Puts what was skipped among what was served.
+void Engine::splice(int32_t from, int32_t to, const Middle& middle, int64_t shift) {
+  std::vector<Checkpoint> points;
+  for (const auto& point : checkpoints_) {
+    if (point.position < from || point.position >= to) continue;
+    points.push_back(point);
+    points.back().position += cut_ + static_cast<int32_t>(middle.suffix) - from;
+    for (size_t i = 0; i < resources_.size(); ++i) {
+      points.back().resources[i].free += shift;
+      points.back().resources[i].left += served_more_[i];
+    }
+  }
+  noted_.insert(noted_.begin() + static_cast<ptrdiff_t>(middle.noted), points.begin(), points.end());
+  suffix_.insert(suffix_.begin() + static_cast<ptrdiff_t>(middle.suffix), order_.begin() + from, order_.begin() + to);
+  for (int32_t i = from; i < to; ++i) served_[order_[i]] = {old_ready_[order_[i]] + shift, old_end_[order_[i]] + shift};
 }
 
 void Engine::restore() {
@@ -97,12 +217,12 @@ void Engine::start(int32_t cut) {
   const auto after = std::upper_bound(checkpoints_.begin(), checkpoints_.end(), cut,
                                       [](int32_t at, const Checkpoint& point) { return at < point.position; });
   if (after == checkpoints_.begin()) {
-    resources_.assign(graph_.work.size(), {0, 0});
+    resources_.assign(graph_.totals.work.size(), {0, 0});
   } else {
     from = (after - 1)->position;
     resources_ = (after - 1)->resources;
   }
-  for (size_t i = 0; i < resources_.size(); ++i) resources_[i].left = graph_.work[i] - resources_[i].left;
+  for (size_t i = 0; i < resources_.size(); ++i) resources_[i].left = graph_.totals.work[i] - resources_[i].left;
   replay(from, cut);
 }
 
@@ -119,7 +239,7 @@ void Engine::seed(int32_t cut) {
     });
     return;
   }
-  const auto reached = far_reach();
+  const auto reached = far_reach(cut);
   for (int32_t i = 0; i < cut; ++i) {
     if (reach_[i] < cut) continue;
     const Task& task = graph_.pool.tasks[order_[i]];
@@ -131,12 +251,12 @@ void Engine::seed(int32_t cut) {
 }
 
 // Tasks with other successors than before reach as far as can be; returns what stood there.
-std::vector<std::pair<int32_t, int32_t>> Engine::far_reach() {
+std::vector<std::pair<int32_t, int32_t>> Engine::far_reach(int32_t cut) {
   std::vector<std::pair<int32_t, int32_t>> before;
   for (const int32_t op : graph_.relinked()) {
     const auto& block = *graph_.ops[op].block;
     for (int32_t slot = block.begin; slot < block.begin + block.count; ++slot)
-      if (position_[slot] >= 0 && position_[slot] < cut_)
+      if (position_[slot] >= 0 && position_[slot] < cut)
         before.emplace_back(position_[slot], std::exchange(reach_[position_[slot]], forever));
   }
   return before;
@@ -175,7 +295,7 @@ bool Engine::serve_all(int64_t limit, const Bounds& bounds) {
     ++num_served_;
     if (--until_check == 0) {
       if (hopeless(next.ready, limit)) return false;
-      checkpoint(cut_ + static_cast<int32_t>(num_served_) - 1);
+      checkpoint(cut_ + num_skipped_ + static_cast<int32_t>(num_served_) - 1);
       until_check = every;
     }
     const Task& task = graph_.pool.tasks[next.slot];
@@ -184,6 +304,7 @@ bool Engine::serve_all(int64_t limit, const Bounds& bounds) {
     served_[next.slot] = {next.ready, end};
     suffix_.push_back(next.slot);
     makespan_ = std::max(makespan_, end);
+    if (next.slot == stop_) return true;
     give(task.next, task.num_next, end);
   }
   return makespan_ <= limit;
@@ -191,8 +312,19 @@ bool Engine::serve_all(int64_t limit, const Bounds& bounds) {
 
 void Engine::checkpoint(int32_t position) {
   Checkpoint point{position, resources_};
-  for (size_t i = 0; i < resources_.size(); ++i) point.resources[i].left = graph_.work[i] - resources_[i].left;
+  for (size_t i = 0; i < resources_.size(); ++i) point.resources[i].left = graph_.totals.work[i] - resources_[i].left;
   noted_.push_back(std::move(point));
+}
+
+// Where all tasks before the loss end by its end, and all behind it are ready from then on.
+void Engine::find_loss() {
+  loss_ = -1;
+  if (!graph_.meets_at_loss()) return;
+  const int32_t position = position_[graph_.loss()];
+  const int64_t end = old_end_[order_[position]];
+  const bool parts = static_cast<size_t>(position) + 1 < order_.size() && latest_[position] == end &&
+                     old_ready_[order_[position + 1]] >= end;
+  if (parts) loss_ = position;
 }
 
 void Engine::adopt() {
@@ -201,7 +333,7 @@ void Engine::adopt() {
   order_.resize(cut_);
   order_.insert(order_.end(), suffix_.begin(), suffix_.end());
   latest_.resize(order_.size());
-  far_reach();
+  far_reach(cut_);
   for (size_t i = cut_; i < order_.size(); ++i) {
     const int32_t slot = order_[i];
     position_[slot] = static_cast<int32_t>(i);
@@ -223,6 +355,7 @@ void Engine::adopt() {
     const Task& task = graph_.pool.tasks[order_[i]];
     for (int32_t k = 0; k < task.num_next; ++k) reach_[i] = std::max(reach_[i], position_[task.next[k]]);
   }
+  find_loss();
   inverted_ = false;
   drop();
 }

@@ -1,7 +1,9 @@
 // Engines that play a task graph, to the nanosecond alike: each resource serves in increasing (ready, key).
 //
 // full     Algorithm 1 of the paper, by a calendar instead of a heap
-// resume   the same, from the first moment that a change can touch; all before it is as it was
+// resume   the same, from the first moment that a change can touch; all before it is as it was. Where every task comes
+//          before or behind the loss, backward is the same whenever it begins: so from the loss it goes on at the first
+//          moment of backward that the change can touch
 // delta    Algorithm 2 of the paper: goes over the old order once, and serves anew only what changes
 //
 // A play may have a limit. It stops as soon as some lower bound of the makespan passes it: what a resource still has to
@@ -61,9 +63,17 @@ class Engine {
   int64_t first_arrival(int32_t op) const;
   void start(int32_t cut);
   void seed(int32_t cut);
-  std::vector<std::pair<int32_t, int32_t>> far_reach();
+  std::vector<std::pair<int32_t, int32_t>> far_reach(int32_t cut);
   void give(const int32_t* slots, int32_t count, int64_t end);
   bool serve_all(int64_t limit, const Bounds& bounds);
+  bool serve_in_two(int64_t limit, const Bounds& bounds, bool& too_late);
+  void find_loss();
+  int64_t first_change_backward();
+  bool skip(int32_t to, int64_t start);
+  struct Middle {
+    size_t suffix, noted;  // how many there are before what is skipped
+  };
+  void splice(int32_t from, int32_t to, const Middle& middle, int64_t shift);
   bool serve(const Task& task, int64_t ready, int64_t limit, int64_t& end);
   bool hopeless(int64_t now, int64_t limit) const;
   void replay(int32_t from, int32_t to);
@@ -111,6 +121,9 @@ class Engine {
   int32_t cut_ = 0;
   uint32_t play_ = 0;
   int64_t makespan_ = 0, num_served_ = 0;
+  std::vector<int64_t> served_more_;  // by resource: of forward, than before the change
+  int32_t num_skipped_ = 0;           // tasks between those that it served, which come as they did
+  int32_t stop_ = -1;                 // the slot that ends a play, where one does
 
   std::vector<Sweep> sweep_;   // by slot
   std::vector<Ready> offers_;  // a heap
@@ -127,6 +140,7 @@ class Engine {
   std::vector<int64_t> latest_;               // by position: the latest end so far
   std::vector<Checkpoint> checkpoints_;
   int64_t first_backward_ = 0, old_makespan_ = 0;
+  int32_t loss_ = -1;  // its position, where it parts the tasks
 };
 
 // False where one of its resources cannot be done by the limit.

@@ -7,6 +7,12 @@
 
 namespace soapstone {
 
+namespace {
+
+constexpr int32_t patience = 8;
+
+}  // namespace
+
 Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit)
     : graph(of, std::move(on), times, false), engine_(graph), memory_(std::move(limit)), followers_(of) {
   if (!memory_.bytes.empty() && memory_.bytes.size() != static_cast<size_t>(graph.machine.topology.num_devices()))
@@ -47,18 +53,18 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
                                           Method method, int64_t most_overflow) {
   check(changes);
   engine_.prepare(method);
-  if (!followed_ && limit != INT64_MAX) book(in_bounds, [&] { followers_.find(graph); });
-  followed_ |= limit != INT64_MAX;
+  // They cost as much as some plays, so a strategy that will not last does without.
+  if (++num_since_ == patience && limit != INT64_MAX) book(in_bounds, [&] { followers_.find(graph); });
   bool possible = true;
   try {
     book(in_ops, [&] { graph.change(changes); });
-    possible = *std::max_element(graph.compute.begin(), graph.compute.end()) <= limit;
+    possible = *std::max_element(graph.totals.compute.begin(), graph.totals.compute.end()) <= limit;
     if (possible) book(in_flows, [&] { graph.route(); });
     possible = possible && (most_overflow == INT64_MAX || overflow() <= most_overflow);
-    possible =
-        possible && book(in_bounds, [&] {
-          return bounds_.hold(graph, followed_ ? &followers_ : nullptr, engine_.first_input(graph.changed()), limit);
-        });
+    possible = possible && book(in_bounds, [&] {
+                 return bounds_.hold(graph, num_since_ >= patience ? &followers_ : nullptr,
+                                     engine_.first_input(graph.changed()), limit);
+               });
   } catch (...) {
     graph.take_back();
     throw;
@@ -92,7 +98,7 @@ void Simulator::accept() {
     engine_.adopt();
     graph.keep();
   });
-  followed_ = false;
+  num_since_ = 0;
   makespan_ = engine_.makespan();
   open_ = false;
 }

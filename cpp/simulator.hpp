@@ -52,7 +52,7 @@ class Simulator {
   MemoryLimit memory_;
   Bounds bounds_;
   Followers followers_;
-  bool followed_ = false;  // they are known for what was accepted last
+  int32_t num_since_ = 0;  // proposals since the last that was accepted
   int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
   bool begun_ = false, open_ = false;
   std::array<double, num_phases> seconds_{};

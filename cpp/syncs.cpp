@@ -10,63 +10,76 @@ namespace soapstone {
 
 class SyncBuilder {
  public:
-  SyncBuilder(TaskGraph& graph, const SyncGroup& group, const SyncBlock* before, SyncBlock& block)
-      : graph_(graph), group_(group), before_(before), block_(block), slowest_(group.ops.size()) {}
+  SyncBuilder(TaskGraph& graph, const SyncGroup& group, SyncBlock& block)
+      : graph_(graph), group_(group), block_(block) {}
 
-  void build() {
+  void find(const SyncBlock* before) {
     for (const int32_t tensor : group_.tensors) add_pieces(tensor);
-    block_.edges.resize(group_.ops.size());
     block_.weights.assign(group_.ops.size(), uncounted);
     block_.tasks = std::make_shared<SyncTasks>();
     if (!group_.grad) return;
-    for (size_t i = 0; i < group_.ops.size(); ++i)
-      slowest_[i].assign(graph_.ops[group_.ops[i]].layout->num_parts, uncounted);
     auto buckets = fill_buckets();
-    if (before_ && std::equal(buckets.begin(), buckets.end(), before_->tasks->buckets.begin(),
-                              before_->tasks->buckets.end(), [](auto& a, auto& b) { return a.same_sum(b); }))
-      block_.tasks = before_->tasks;
+    if (before && std::equal(buckets.begin(), buckets.end(), before->tasks->buckets.begin(),
+                             before->tasks->buckets.end(), [](auto& a, auto& b) { return a.same_sum(b); }))
+      block_.tasks = before->tasks;
     else
-      add_syncs(std::move(buckets));
-    connect();
-    for (size_t i = 0; i < group_.ops.size(); ++i)
-      block_.weights[i] = *std::min_element(slowest_[i].begin(), slowest_[i].end());
+      add_trips(std::move(buckets));
+    weigh();
+  }
+
+  void join() {
+    block_.edges.resize(group_.ops.size());
+    if (!group_.grad) return;
+    if (block_.tasks->count == 0) add_syncs();
+    each_wait([&](const Piece& piece, int32_t slot, int64_t) {
+      for (const auto& [place, part] : piece.parts)
+        if (const int32_t op = group_.ops[place]; graph_.graph.ops[op].backward)
+          block_.edges[place].push_back({graph_.ops[op].block->backward[part], slot});
+    });
   }
 
  private:
   const Tensor& tensor(size_t i) const { return graph_.graph.tensors[group_.tensors[i]]; }
 
+  // Ops of one layout read the same boxes, so boxes are compared once for each layout.
   void add_pieces(int32_t index) {
-    std::map<std::vector<int64_t>, size_t> known;
+    std::map<std::vector<int64_t>, int32_t> known;
+    std::vector<std::pair<const Share*, std::vector<int32_t>>> seen;
     std::vector<Reading> readings;
-    const auto& readers = graph_.graph.tensors[index].readers;
-    for (const auto& [op, input] : readers) {
+    for (const auto& [op, input] : graph_.graph.tensors[index].readers) {
       const auto& state = graph_.ops[op];
-      const auto& share = state.layout->inputs[input];
+      const Share* share = &state.layout->inputs[input];
+      auto at = std::find_if(seen.begin(), seen.end(), [&](const auto& item) { return item.first == share; });
+      if (at == seen.end()) at = seen.insert(at, {share, readings_of(*share, known, readings)});
       const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
-      for (size_t box = 0; box < share.boxes.size(); ++box) {
-        if (share.boxes[box].empty()) continue;
-        if (readers.size() == 1) readings.push_back({&share.boxes[box], {}, {}});  // its boxes are distinct
-        auto& reading = readers.size() == 1 ? readings.back() : reading_of(share.boxes[box], known, readings);
-        for (int32_t i = share.begin[box]; i < share.begin[box + 1]; ++i) {
-          reading.parts.emplace_back(static_cast<int32_t>(place), share.parts[i]);
-          reading.devices.push_back(state.configuration.devices[share.parts[i]]);
-        }
+      for (int32_t part = 0; part < state.layout->num_parts; ++part) {
+        const int32_t reading = at->second[share->of_part[part]];
+        if (reading < 0) continue;
+        readings[reading].parts.emplace_back(static_cast<int32_t>(place), part);
+        readings[reading].devices.push_back(state.configuration.devices[part]);
       }
     }
-    for (auto& reading : readings) {
-      sort_unique(reading.devices);
-    }
+    for (auto& reading : readings) sort_unique(reading.devices);
     block_.pieces.push_back(pieces_of(readings));
   }
 
-  static Reading& reading_of(const std::vector<Box>& boxes, std::map<std::vector<int64_t>, size_t>& known,
-                             std::vector<Reading>& readings) {
-    std::vector<int64_t> key;
-    for (const auto& box : boxes)
-      for (const auto& interval : box) key.insert(key.end(), {interval.lo, interval.hi});
-    const auto [at, fresh] = known.try_emplace(std::move(key), readings.size());
-    if (fresh) readings.push_back({&boxes, {}, {}});
-    return readings[at->second];
+  // By box: the index of its reading, -1 where it is empty.
+  static std::vector<int32_t> readings_of(const Share& share, std::map<std::vector<int64_t>, int32_t>& known,
+                                          std::vector<Reading>& readings) {
+    std::vector<int32_t> result;
+    for (const auto& boxes : share.boxes) {
+      if (boxes.empty()) {
+        result.push_back(-1);
+        continue;
+      }
+      std::vector<int64_t> key;
+      for (const auto& box : boxes)
+        for (const auto& interval : box) key.insert(key.end(), {interval.lo, interval.hi});
+      const auto [at, fresh] = known.try_emplace(std::move(key), static_cast<int32_t>(readings.size()));
+      if (fresh) readings.push_back({&boxes, {}, {}});
+      result.push_back(at->second);
+    }
+    return result;
   }
 
   // Pieces in the order in which backward completes them; a bucket ends where it is full or the next has other holders.
@@ -76,7 +89,7 @@ class SyncBuilder {
       for (size_t p = 0; p < block_.pieces[i].size(); ++p) {
         const auto& piece = block_.pieces[i][p];
         if (piece.holders.size() < 2) continue;
-        if (buckets.empty() || !takes(buckets.back(), i, piece)) buckets.push_back({piece.holders, {}});
+        if (buckets.empty() || !takes(buckets.back(), i, piece)) buckets.emplace_back().holders = piece.holders;
         buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
         buckets.back().bytes += piece.elements * tensor(i).item_size;
       }
@@ -88,22 +101,30 @@ class SyncBuilder {
            bucket.bytes < graph_.machine.bucket_bytes;
   }
 
-  void add_syncs(std::vector<Bucket> buckets) {
+  void add_trips(std::vector<Bucket> buckets) {
+    auto& holds = block_.tasks->holds;
+    for (auto& bucket : buckets) {
+      const size_t begin = holds.size();
+      const int64_t latency = graph_.machine.topology.all_reduce(bucket.holders, bucket.bytes, holds);
+      bucket.trip = Trip::of(holds, begin, latency);
+    }
+    block_.tasks->buckets = std::move(buckets);
+  }
+
+  void add_syncs() {
     auto& tasks = *block_.tasks;
-    tasks.buckets = std::move(buckets);
-    BlockWriter writer(graph_.pool, tasks, static_cast<int32_t>(tasks.buckets.size()));
+    tasks.count = static_cast<int32_t>(tasks.buckets.size());
+    tasks.begin = graph_.pool.take(tasks.count);
     const auto last_op = static_cast<int64_t>(graph_.graph.ops.size()) - 1;
+    int32_t slot = tasks.begin;
     for (auto& bucket : tasks.buckets) {
       const auto& [i, p] = bucket.pieces[0];
-      const int64_t latency = graph_.machine.topology.all_reduce(bucket.holders, bucket.bytes, tasks.holds);
       const int64_t order = last_op - tensor(i).readers.front().first;
       const uint64_t key = pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p);
-      const auto [slot, time] = writer.add(key, latency, graph_.sync_tail());
-      bucket.slot = slot;
-      bucket.time = time;
+      graph_.pool.write(slot, key, graph_.sync_tail(), tasks.holds, bucket.trip);
+      bucket.slot = slot++;
       tasks.next.insert(tasks.next.end(), bucket.holders.begin(), bucket.holders.end());
     }
-    writer.finish();
     const int32_t* at = tasks.next.data();
     for (const auto& bucket : tasks.buckets) {
       auto& task = graph_.pool.tasks[bucket.slot];
@@ -113,39 +134,46 @@ class SyncBuilder {
     }
   }
 
-  // A piece with one holder goes straight to its update.
-  void connect() {
+  // What waits for each piece's gradient: its sum, or where it has one holder the update, and how long that takes.
+  template <typename Visit>
+  void each_wait(Visit visit) const {
     for (const auto& bucket : block_.tasks->buckets)
-      for (const auto& [i, p] : bucket.pieces) wait(block_.pieces[i][p], bucket.slot, bucket.time);
+      for (const auto& [i, p] : bucket.pieces) visit(block_.pieces[i][p], bucket.slot, bucket.trip.time);
     for (const auto& pieces : block_.pieces)
       for (const auto& piece : pieces)
-        if (piece.holders.size() == 1) wait(piece, piece.holders[0], 0);
+        if (piece.holders.size() == 1) visit(piece, piece.holders[0], 0);
   }
 
-  void wait(const Piece& piece, int32_t slot, int64_t time) {
-    bool waits = false;
-    for (const auto& [place, part] : piece.parts) {
-      const int32_t op = group_.ops[place];
-      if (!graph_.graph.ops[op].backward) continue;
-      waits = true;
-      block_.edges[place].push_back({graph_.ops[op].block->backward[part], slot});
-      slowest_[place][part] = std::max(slowest_[place][part], time);
-    }
-    block_.all_wait &= waits;
+  // By op: every part's gradients go to a sum that takes at least this long.
+  void weigh() {
+    std::vector<std::vector<int64_t>> slowest(group_.ops.size());
+    for (size_t i = 0; i < group_.ops.size(); ++i)
+      slowest[i].assign(graph_.ops[group_.ops[i]].layout->num_parts, uncounted);
+    each_wait([&](const Piece& piece, int32_t, int64_t time) {
+      bool waits = false;
+      for (const auto& [place, part] : piece.parts) {
+        if (!graph_.graph.ops[group_.ops[place]].backward) continue;
+        waits = true;
+        slowest[place][part] = std::max(slowest[place][part], time);
+      }
+      block_.all_wait &= waits;
+    });
+    for (size_t i = 0; i < group_.ops.size(); ++i)
+      block_.weights[i] = *std::min_element(slowest[i].begin(), slowest[i].end());
   }
 
   TaskGraph& graph_;
   const SyncGroup& group_;
-  const SyncBlock* before_;
   SyncBlock& block_;
-  std::vector<std::vector<int64_t>> slowest_;  // by op and part: the longest sum that its gradients go to
 };
 
-std::shared_ptr<SyncBlock> TaskGraph::make_sync_block(int32_t group) {
+std::shared_ptr<SyncBlock> TaskGraph::find_syncs(int32_t group) {
   auto block = std::make_shared<SyncBlock>();
-  SyncBuilder(*this, groups[group], syncs[group].get(), *block).build();
+  SyncBuilder(*this, groups[group], *block).find(syncs[group].get());
   return block;
 }
+
+void TaskGraph::join_syncs(int32_t group) { SyncBuilder(*this, groups[group], *syncs[group]).join(); }
 
 // Parameters in the order in which backward completes them, one a group where nothing shares a bucket.
 void TaskGraph::make_groups() {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "flows.hpp"
 #include "sorting.hpp"
 
 namespace soapstone {
@@ -14,11 +15,7 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
     : graph(of),
       machine(std::move(on)),
       pool(machine.topology.num_devices()),
-      work(machine.topology.num_resources()),
-      before(work),
-      behind(work),
-      compute(machine.topology.num_devices()),
-      elements(machine.topology.num_devices()),
+      totals(machine.topology.num_resources(), machine.topology.num_devices()),
       ops(graph.ops.size()),
       flows(graph.tensors.size()),
       thorough_(thorough),
@@ -31,7 +28,8 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
       largest_(graph.ops.size() * machine.topology.num_devices()),
       transient_(machine.topology.num_devices()),
       transient_known_(machine.topology.num_devices()),
-      on_resource_(machine.topology.num_resources()) {
+      before_(totals),
+      flow_builder_(std::make_unique<FlowBuilder>(*this)) {
   for (const auto& tensor : graph.tensors)
     if (tensor.source == Source::op && tensor.producer < 0)
       throw std::invalid_argument("no op makes one of the tensors");
@@ -43,11 +41,11 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
   make_groups();
   syncs.resize(groups.size());
   if (!thorough) find_shortcuts();
-  for (auto* column : {&memory.parameters, &memory.gradients, &memory.saved, &memory.made, &memory.buckets})
-    column->resize(machine.topology.num_devices());
   for (int32_t device = 0; device < machine.topology.num_devices(); ++device)
     pool.tasks[device].key = pack_key(update_phase, 0, Kind::update, 0, 0, device);
 }
+
+TaskGraph::~TaskGraph() = default;
 
 void TaskGraph::find_exit() {
   int32_t count = 0;
@@ -85,12 +83,14 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
   }
   for (size_t tensor = 0; tensor < flows.size(); ++tensor) {
     if (graph.tensors[tensor].source != Source::op) continue;
-    flows[tensor] = make_flow_block(static_cast<int32_t>(tensor));
+    flows[tensor] = find_flows(static_cast<int32_t>(tensor));
+    flow_builder_->join(static_cast<int32_t>(tensor), *flows[tensor]);
     count(*flows[tensor], 1);
     pool.link(flows[tensor]->next);
   }
   for (size_t group = 0; group < groups.size(); ++group) {
-    syncs[group] = make_sync_block(static_cast<int32_t>(group));
+    syncs[group] = find_syncs(static_cast<int32_t>(group));
+    join_syncs(static_cast<int32_t>(group));
     count(groups[group], *syncs[group], 1);
     pool.link(syncs[group]->tasks->next);
   }
@@ -127,14 +127,12 @@ TaskGraph::OpState TaskGraph::configured(int32_t op, const Configuration& config
 // Whatever throws does so before anything is replaced, so that take_back always puts back what was.
 void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& changes) {
   layouts_.forget();
-  gone_.clear();
-  fresh_.clear();
+  before_ = totals;
   changed_.clear();
   for (const auto& [op, configuration] : changes) {
     auto state = configured(op, configuration);
     count(op, ops[op], -1);
     count(op, state, 1);
-    replaced(*ops[op].block, *state.block);
     std::swap(ops[op], state);
     undo_.ops.emplace_back(op, std::move(state));
     changed_.push_back(op);
@@ -164,39 +162,39 @@ void TaskGraph::relink(int32_t op, bool differs) {
 
 void TaskGraph::route() {
   find_reach();
-  const std::vector<int64_t> elements_before = elements;
-  relinked_.clear();
-  std::fill(relinking_.begin(), relinking_.end(), false);
-  for (const auto& [op, old] : undo_.ops) relink(op, true);
   for (const int32_t tensor : rerouted_) {
-    auto block = make_flow_block(tensor);
-    auto& old = flows[tensor];
-    count(*old, -1);
+    auto block = find_flows(tensor);
+    count(*flows[tensor], -1);
     count(*block, 1);
-    replaced(*old, *block);
-    relink(graph.tensors[tensor].producer, old->forward != block->forward || old->returns != block->returns);
-    for (size_t i = 0; i < block->backward.size(); ++i)
-      relink(graph.tensors[tensor].readers[i].first, old->backward[i] != block->backward[i]);
-    std::swap(old, block);
+    std::swap(flows[tensor], block);
     undo_.flows.emplace_back(tensor, std::move(block));
   }
   for (const int32_t group : regrouped_) {
-    auto block = make_sync_block(group);
-    auto& old = syncs[group];
-    count(groups[group], *old, -1);
+    auto block = find_syncs(group);
+    count(groups[group], *syncs[group], -1);
     count(groups[group], *block, 1);
-    if (old->tasks != block->tasks) replaced(*old->tasks, *block->tasks);
-    for (size_t i = 0; i < block->edges.size(); ++i) relink(groups[group].ops[i], old->edges[i] != block->edges[i]);
-    std::swap(old, block);
+    std::swap(syncs[group], block);
     undo_.syncs.emplace_back(group, std::move(block));
   }
-  for (int32_t device = 0; device < machine.topology.num_devices(); ++device)
-    if ((elements_before[device] > 0) != has_update(device))
-      (has_update(device) ? fresh_ : gone_).emplace_back(device, 1);
   set_updates();
 }
 
-bool TaskGraph::all_wait() const {
+std::unique_ptr<FlowBlock> TaskGraph::find_flows(int32_t tensor) {
+  auto block = spare_flows_.take();
+  flow_builder_->find(tensor, *block);
+  return block;
+}
+
+bool TaskGraph::meets_at_loss() const {
+  if (exit_ < 0 || !graph.ops[exit_].backward || ops[exit_].layout->num_output_parts != 1) return false;
+  for (int32_t op = 0; op < static_cast<int32_t>(ops.size()); ++op) {
+    const auto goes_on = [&](const Operand& output) {
+      const auto& block = *flows[output.tensor];
+      return graph.ops[op].backward ? block.all_return : block.all_read;
+    };
+    const auto& outputs = graph.ops[op].outputs;
+    if (op != exit_ && std::none_of(outputs.begin(), outputs.end(), goes_on)) return false;
+  }
   return std::all_of(syncs.begin(), syncs.end(), [](const auto& block) { return block->all_wait; }) &&
          std::all_of(undo_.syncs.begin(), undo_.syncs.end(), [](const auto& old) { return old.second->all_wait; });
 }
@@ -208,21 +206,29 @@ void TaskGraph::replaced(const Block& old, const Block& block) {
 
 void TaskGraph::link() {
   undo_.linked = true;
-  for (const auto& [tensor, block] : undo_.flows) {
-    pool.unlink(block->next);
-    pool.link(flows[tensor]->next);
+  gone_.clear();
+  fresh_.clear();
+  relinked_.clear();
+  std::fill(relinking_.begin(), relinking_.end(), false);
+  for (const auto& [op, old] : undo_.ops) {
+    replaced(*old.block, *ops[op].block);
+    relink(op, true);
+    pool.unlink(old.next->slots);
   }
-  for (const auto& [group, block] : undo_.syncs) {
-    if (block->tasks == syncs[group]->tasks) continue;
-    pool.unlink(block->tasks->next);
-    pool.link(syncs[group]->tasks->next);
+  for (const auto& [tensor, old] : undo_.flows) replace_flows(tensor, *old);
+  for (const auto& [group, old] : undo_.syncs) replace_syncs(group, *old);
+  reupdated_.clear();
+  for (int32_t device = 0; device < machine.topology.num_devices(); ++device) {
+    if (before_.elements[device] == totals.elements[device]) continue;
+    reupdated_.push_back(device);
+    if (before_.elements[device] == 0) fresh_.emplace_back(device, 1);
+    if (totals.elements[device] == 0) gone_.emplace_back(device, 1);
   }
-  for (const auto& [op, state] : undo_.ops) pool.unlink(state.next->slots);
   for (const int32_t op : relinked_) {
     auto next = make_next(op);
     if (!changing_[op]) {
       pool.unlink(ops[op].next->slots);
-      undo_.next.emplace_back(op, ops[op].next);
+      undo_.next.emplace_back(op, std::move(ops[op].next));
     }
     pool.link(next->slots);
     ops[op].next = std::move(next);
@@ -230,60 +236,102 @@ void TaskGraph::link() {
   }
 }
 
+void TaskGraph::replace_flows(int32_t tensor, const FlowBlock& old) {
+  auto& block = *flows[tensor];
+  flow_builder_->join(tensor, block);
+  replaced(old, block);
+  pool.unlink(old.next);
+  pool.link(block.next);
+  relink(graph.tensors[tensor].producer, old.forward != block.forward || old.returns != block.returns);
+  for (size_t i = 0; i < graph.tensors[tensor].readers.size(); ++i)
+    relink(graph.tensors[tensor].readers[i].first, old.backward[i] != block.backward[i]);
+}
+
+void TaskGraph::replace_syncs(int32_t group, const SyncBlock& old) {
+  join_syncs(group);
+  const auto& block = *syncs[group];
+  for (size_t i = 0; i < block.edges.size(); ++i) relink(groups[group].ops[i], old.edges[i] != block.edges[i]);
+  if (old.tasks == block.tasks) return;
+  replaced(*old.tasks, *block.tasks);
+  pool.unlink(old.tasks->next);
+  pool.link(block.tasks->next);
+}
+
+void TaskGraph::Undo::clear() {
+  ops.clear();
+  flows.clear();
+  syncs.clear();
+  next.clear();
+  linked = false;
+}
+
 void TaskGraph::keep() {
-  for (const auto& [op, state] : undo_.ops) {
-    pool.give_back(*state.block);
+  for (auto& [op, state] : undo_.ops) {
+    drop(state);
     changing_[op] = false;
   }
-  for (const auto& [tensor, block] : undo_.flows) pool.give_back(*block);
+  for (auto& [tensor, block] : undo_.flows) drop(std::move(block));
   for (const auto& [group, block] : undo_.syncs)
     if (block->tasks != syncs[group]->tasks) pool.give_back(*block->tasks);
-  undo_ = {};
+  for (auto& [op, next] : undo_.next) spare_next_.give(std::move(next));
+  undo_.clear();
+}
+
+void TaskGraph::drop(OpState& state) {
+  pool.give_back(*state.block);
+  spare_ops_.give(std::move(state.block));
+  spare_next_.give(std::move(state.next));
+}
+
+void TaskGraph::drop(std::unique_ptr<FlowBlock> block) {
+  pool.give_back(*block);
+  spare_flows_.give(std::move(block));
 }
 
 void TaskGraph::take_back() {
-  if (undo_.linked) {
-    for (const int32_t op : relinked_) pool.unlink(ops[op].next->slots);
-    for (const auto& [tensor, block] : undo_.flows) {
-      pool.unlink(flows[tensor]->next);
-      pool.link(block->next);
-    }
-    for (const auto& [group, block] : undo_.syncs) {
-      if (block->tasks == syncs[group]->tasks) continue;
-      pool.unlink(syncs[group]->tasks->next);
-      pool.link(block->tasks->next);
-    }
-  }
+  if (undo_.linked) unlink();
   for (auto& [op, old] : undo_.ops) {
-    pool.give_back(*ops[op].block);
-    count(op, ops[op], -1);
-    count(op, old, 1);
-    ops[op] = std::move(old);
+    count_largest(op, ops[op], -1);
+    count_largest(op, old, 1);
+    std::swap(ops[op], old);
+    drop(old);
     changing_[op] = false;
-    if (undo_.linked) pool.link(ops[op].next->slots);
   }
   for (auto& [tensor, old] : undo_.flows) {
-    pool.give_back(*flows[tensor]);
-    count(*flows[tensor], -1);
-    count(*old, 1);
-    flows[tensor] = std::move(old);
+    std::swap(flows[tensor], old);
+    drop(std::move(old));
   }
   for (auto& [group, old] : undo_.syncs) {
     if (old->tasks != syncs[group]->tasks) pool.give_back(*syncs[group]->tasks);
-    count(groups[group], *syncs[group], -1);
-    count(groups[group], *old, 1);
     syncs[group] = std::move(old);
   }
+  totals.elements = before_.elements;
+  set_updates();
+  totals = before_;
+  undo_.clear();
+}
+
+void TaskGraph::unlink() {
+  for (const int32_t op : relinked_) pool.unlink(ops[op].next->slots);
+  for (const auto& [tensor, block] : undo_.flows) {
+    pool.unlink(flows[tensor]->next);
+    pool.link(block->next);
+  }
+  for (const auto& [group, block] : undo_.syncs) {
+    if (block->tasks == syncs[group]->tasks) continue;
+    pool.unlink(syncs[group]->tasks->next);
+    pool.link(block->tasks->next);
+  }
+  for (const auto& [op, old] : undo_.ops) pool.link(old.next->slots);
   for (auto& [op, old] : undo_.next) {
-    ops[op].next = std::move(old);
+    std::swap(ops[op].next, old);
+    spare_next_.give(std::move(old));
     point_to_next(op);
     pool.link(ops[op].next->slots);
   }
-  set_updates();
-  undo_ = {};
 }
 
-std::shared_ptr<TaskGraph::Next> TaskGraph::make_next(int32_t op) {
+std::unique_ptr<TaskGraph::Next> TaskGraph::make_next(int32_t op) {
   const auto& block = *ops[op].block;
   edges_.clear();
   inner_edges(op, edges_);
@@ -292,7 +340,7 @@ std::shared_ptr<TaskGraph::Next> TaskGraph::make_next(int32_t op) {
   for (const auto& [tensor, reader] : reads_[op]) add(flows[tensor]->backward[reader]);
   for (const auto& [group, place] : groups_of_op[op]) add(syncs[group]->edges[place]);
 
-  auto next = std::make_shared<Next>();
+  auto next = spare_next_.take();
   next->slots.resize(edges_.size());
   next->end.assign(block.count + 1, 0);
   for (const auto& edge : edges_) ++next->end[edge.from - block.begin + 1];
@@ -312,25 +360,39 @@ void TaskGraph::point_to_next(int32_t op) {
 
 // ---- what adds up ----
 
+Totals::Totals(size_t num_resources, size_t num_devices)
+    : work(num_resources), before(num_resources), behind(num_resources), compute(num_devices), elements(num_devices) {
+  for (auto* column : {&memory.parameters, &memory.gradients, &memory.saved, &memory.made, &memory.buckets})
+    column->resize(num_devices);
+}
+
 void TaskGraph::count(const Block& block, int64_t sign) {
-  for (size_t i = 0; i < block.holds.size(); ++i) {
-    const auto& [resource, duration] = block.holds[i];
-    work[resource] += sign * duration;
-    if (i < block.num_before) before[resource] += sign * duration;
-    if (i >= block.first_behind) behind[resource] += sign * duration;
-  }
+  const auto add = [&](std::vector<int64_t>& to, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) to[block.holds[i].resource] += sign * block.holds[i].duration;
+  };
+  add(totals.before, 0, block.num_before);
+  add(totals.work, 0, block.holds.size());
+  add(totals.behind, block.first_behind, block.holds.size());
 }
 
 void TaskGraph::count(int32_t op, const OpState& state, int64_t sign) {
   count(static_cast<const Block&>(*state.block), sign);
-  const auto num_devices = static_cast<size_t>(machine.topology.num_devices());
   for (int32_t part = 0; part < state.layout->num_parts; ++part) {
     const int32_t device = state.configuration.devices[part];
     for (const auto* slots :
          {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
-      if (!slots->empty() && (*slots)[part] >= 0) compute[device] += sign * pool.tasks[(*slots)[part]].first.duration;
-    memory.saved[device] += sign * state.layout->saved[part];
-    memory.made[device] += sign * state.layout->made[part];
+      if (!slots->empty() && (*slots)[part] >= 0)
+        totals.compute[device] += sign * pool.tasks[(*slots)[part]].first.duration;
+    totals.memory.saved[device] += sign * state.layout->saved[part];
+    totals.memory.made[device] += sign * state.layout->made[part];
+  }
+  count_largest(op, state, sign);
+}
+
+void TaskGraph::count_largest(int32_t op, const OpState& state, int64_t sign) {
+  const auto num_devices = static_cast<size_t>(machine.topology.num_devices());
+  for (int32_t part = 0; part < state.layout->num_parts; ++part) {
+    const int32_t device = state.configuration.devices[part];
     auto& largest = largest_[op * num_devices + device];
     largest = sign < 0 ? 0 : std::max(largest, state.layout->working[part]);
     transient_known_[device] = false;
@@ -340,8 +402,9 @@ void TaskGraph::count(int32_t op, const OpState& state, int64_t sign) {
 void TaskGraph::count(const FlowBlock& block, int64_t sign) {
   count(static_cast<const Block&>(block), sign);
   for (const auto& flow : block.flows) {
-    if (flow.forward >= 0) memory.made[flow.device] += sign * flow.bytes;
-    if (flow.backward >= 0) memory.made[flow.source] += sign * flow.bytes;
+    if (!flow.moves()) continue;
+    totals.memory.made[flow.device] += sign * flow.bytes;
+    if (flow.returns) totals.memory.made[flow.source] += sign * flow.bytes;
   }
 }
 
@@ -351,32 +414,25 @@ void TaskGraph::count(const SyncGroup& group, const SyncBlock& block, int64_t si
     for (const auto& piece : block.pieces[i])
       for (const int32_t device : piece.holders) {
         const int64_t bytes = piece.elements * graph.tensors[group.tensors[i]].item_size;
-        memory.parameters[device] += sign * bytes;
+        totals.memory.parameters[device] += sign * bytes;
         if (!group.grad) continue;
-        memory.gradients[device] += sign * bytes;
-        elements[device] += sign * piece.elements;
+        totals.memory.gradients[device] += sign * bytes;
+        totals.elements[device] += sign * piece.elements;
       }
   for (const auto& bucket : block.tasks->buckets)
-    for (const int32_t device : bucket.holders) memory.buckets[device] += sign * bucket.bytes;
-}
-
-int64_t TaskGraph::most_served(std::span<const Hold> holds) {
-  int64_t most = 0;
-  for (const auto& [resource, duration] : holds) most = std::max(most, on_resource_[resource] += duration);
-  for (const auto& hold : holds) on_resource_[hold.resource] = 0;
-  return most;
+    for (const int32_t device : bucket.holders) totals.memory.buckets[device] += sign * bucket.bytes;
 }
 
 void TaskGraph::set_updates() {
   for (int32_t device = 0; device < machine.topology.num_devices(); ++device) {
     int64_t duration = 0;
     if (has_update(device)) {
-      const double nanoseconds = machine.update_ns_per_element[device] * static_cast<double>(elements[device]);
+      const double nanoseconds = machine.update_ns_per_element[device] * static_cast<double>(totals.elements[device]);
       duration = machine.update_overhead + std::max<int64_t>(std::llround(nanoseconds), 1);
     }
     auto& task = pool.tasks[device];
-    work[device] += duration - task.first.duration;
-    behind[device] += duration - task.first.duration;
+    totals.work[device] += duration - task.first.duration;
+    totals.behind[device] += duration - task.first.duration;
     task.first = {device, duration};
     task.num_holds = 1;
     task.tail = no_tail();
@@ -384,8 +440,8 @@ void TaskGraph::set_updates() {
 }
 
 int64_t TaskGraph::lasting(int32_t device, int64_t num_states) const {
-  return memory.parameters[device] + (1 + num_states) * memory.gradients[device] + memory.saved[device] +
-         memory.made[device] + memory.buckets[device];
+  return totals.memory.parameters[device] + (1 + num_states) * totals.memory.gradients[device] +
+         totals.memory.saved[device] + totals.memory.made[device] + totals.memory.buckets[device];
 }
 
 std::vector<int64_t> TaskGraph::memory_bound(int64_t num_states) {

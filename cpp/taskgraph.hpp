@@ -12,6 +12,7 @@
 
 #include "layouts.hpp"
 #include "pieces.hpp"
+#include "spares.hpp"
 #include "tasks.hpp"
 #include "topology.hpp"
 
@@ -49,6 +50,8 @@ struct OpBlock : Block {
   std::vector<int32_t> combine_forward, combine_backward;                   // slots by group
   std::array<int64_t, num_roles> least{};                                   // time of a task, by role
 
+  void clear();
+  bool is_large() const { return holds.capacity() > 1024; }
   // The task behind which a part's output is whole, and the one that takes its gradient.
   int32_t arrival(const Layout& layout, int32_t part) const;
   int32_t sink(const Layout& layout, int32_t part) const;
@@ -57,10 +60,13 @@ struct OpBlock : Block {
 // An output part of a tensor as one device has it: made there, or moved there from `source`.
 struct Flow {
   int32_t part = 0, device = 0, source = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
+  bool returns = false;                                 // a gradient goes back
   int32_t forward = -1, backward = -1;                  // the transfers' slots, -1 where it does not move
   int32_t readers_begin = 0;                            // its readers begin here in FlowBlock::readers
   int64_t bytes = 0;
-  int64_t time_forward = 0, time_backward = 0;  // of the transfers with nothing in their way
+  Trip there, back;
+
+  bool moves() const { return source != device; }
 };
 
 struct Reader {
@@ -78,10 +84,14 @@ struct FlowBlock : Block {
   std::vector<std::vector<Edge>> backward;    // from each reader's tasks
   std::vector<bool> returns;                  // by the maker's part: a gradient comes back to it
   bool all_read = false, all_return = false;  // of every output part some copy
-  std::vector<int64_t> weight_forward;        // by reader: the least time that its messages add, or uncounted
-  std::vector<int64_t> weight_backward;
+  // By reader: the least time that its messages add, or uncounted: behind any part that sends, and before any that
+  // receives.
+  std::vector<int64_t> weight_forward, weight_backward, arrival_forward;
+  int64_t arrival_backward = 0;                 // before any of the maker's parts
   int64_t most_forward = 0, most_backward = 0;  // that a resource serves of the transfers
 
+  void clear();
+  bool is_large() const { return flows.capacity() > 1024; }
   std::span<const Reader> readers_of(size_t flow) const {
     const auto begin = static_cast<size_t>(flows[flow].readers_begin);
     const size_t end = flow + 1 < flows.size() ? flows[flow + 1].readers_begin : readers.size();
@@ -94,7 +104,7 @@ struct Bucket {
   std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
   int64_t bytes = 0;
   int32_t slot = -1;
-  int64_t time = 0;  // with nothing in its way
+  Trip trip;
 
   bool same_sum(const Bucket& other) const {
     return holders == other.holders && pieces == other.pieces && bytes == other.bytes;
@@ -125,14 +135,29 @@ struct MemoryTotals {
   std::vector<int64_t> parameters, gradients, saved, made, buckets;
 };
 
+// What adds up over all tasks.
+struct Totals {
+  Totals(size_t num_resources, size_t num_devices);
+
+  std::vector<int64_t> work;      // by resource: all that it has to serve,
+  std::vector<int64_t> before;    // what of it surely comes before the end of forward,
+  std::vector<int64_t> behind;    // and behind it
+  std::vector<int64_t> compute;   // by device: what ops have it do
+  std::vector<int64_t> elements;  // by device: what its update changes
+  MemoryTotals memory;
+};
+
+class FlowBuilder;
+
 class TaskGraph {
  public:
   // `thorough` keeps edges that follow from others; engines do as well without.
   TaskGraph(const Graph&, Machine, const Times&, bool thorough);
   TaskGraph(const TaskGraph&) = delete;  // tasks point into their blocks
+  ~TaskGraph();
 
-  // The first strategy, and then changes of some ops: `change` makes the ops' blocks, `route` those of what lies
-  // between ops, `link` joins them to the rest, `keep` or `take_back` ends it.
+  // The first strategy, and then changes of some ops: `change` makes the ops' blocks, `route` finds what moves between
+  // ops, `link` makes tasks of it and joins them to the rest, `keep` or `take_back` ends it.
   void begin(const std::vector<Configuration>& strategy);
   void change(const std::vector<std::pair<int32_t, Configuration>>& changes);
   void route();
@@ -140,44 +165,43 @@ class TaskGraph {
   void keep();
   void take_back();
 
-  // Where the last change reaches: slots that are gone, slots that are new, ops whose tasks have other successors
-  // than before, tensors with other flows, and groups of parameters with other pieces.
+  // Where the last change reaches: tensors with other flows and groups of parameters with other pieces; once linked,
+  // slots that are gone, slots that are new, ops whose tasks have other successors than before, and devices with
+  // another update.
   const std::vector<std::pair<int32_t, int32_t>>& gone() const { return gone_; }
   const std::vector<std::pair<int32_t, int32_t>>& fresh() const { return fresh_; }
   const std::vector<int32_t>& relinked() const { return relinked_; }
   const std::vector<int32_t>& rerouted() const { return rerouted_; }
   const std::vector<int32_t>& regrouped() const { return regrouped_; }
+  const std::vector<int32_t>& reupdated() const { return reupdated_; }
   const std::vector<int32_t>& changed() const { return changed_; }
   bool is_changing(int32_t op) const { return changing_[op]; }
-  bool all_wait() const;  // gradient sums and updates, now and before the change, for some backward
 
   const Graph& graph;
   const Machine machine;
-  TaskPool pool;                 // the first slots are the updates, one a device
-  std::vector<int64_t> work;     // by resource: all that it has to serve,
-  std::vector<int64_t> before;   // what of it surely comes before the end of forward,
-  std::vector<int64_t> behind;   // and behind it
-  std::vector<int64_t> compute;  // by device: what ops have it do
-  MemoryTotals memory;
-  std::vector<int64_t> elements;  // by device: what its update changes
+  TaskPool pool;  // the first slots are the updates, one a device
+  Totals totals;
 
   struct Next {
     std::vector<int32_t> slots, end;  // successors of all the block's tasks, and where each task's end
+
+    void clear() {}  // all is assigned anew
+    bool is_large() const { return slots.capacity() > 4096; }
   };
   struct OpState {
     Configuration configuration;
     std::shared_ptr<const Layout> layout;
-    std::shared_ptr<OpBlock> block;
-    std::shared_ptr<Next> next;
+    std::unique_ptr<OpBlock> block;
+    std::unique_ptr<Next> next;
   };
   std::vector<OpState> ops;
-  std::vector<std::shared_ptr<FlowBlock>> flows;  // by tensor; null where no op makes it
+  std::vector<std::unique_ptr<FlowBlock>> flows;  // by tensor; null where no op makes it
   std::vector<std::shared_ptr<SyncBlock>> syncs;  // by group
   std::vector<SyncGroup> groups;
   std::vector<std::vector<std::pair<int32_t, int32_t>>> groups_of_op;  // (group, index in its ops)
 
   const std::vector<std::pair<int32_t, int32_t>>& reads(int32_t op) const { return reads_[op]; }
-  bool has_update(int32_t device) const { return elements[device] > 0; }
+  bool has_update(int32_t device) const { return totals.elements[device] > 0; }
   int64_t update_time(int32_t device) const { return pool.tasks[device].first.duration; }
   const std::vector<int64_t>& transient();  // by device: the largest task's bytes
   // By device: what no order of the tasks can pass, where the optimizer keeps so many numbers for each element.
@@ -193,7 +217,11 @@ class TaskGraph {
   int32_t sync_tail() const { return no_tail() + 1; }
   int32_t transfer_tail(int32_t tensor, bool back) const { return sync_tail() + 1 + 2 * tensor + back; }
   int32_t num_tails() const { return transfer_tail(static_cast<int32_t>(graph.tensors.size()), false); }
-  int32_t exit() const { return exit_; }  // the op that ends forward, -1 where there are several
+
+  // The op that ends forward, -1 where there are several, and the task that does.
+  int32_t exit() const { return exit_; }
+  int32_t loss() const { return ops[exit_].block->arrival(*ops[exit_].layout, 0); }
+  bool meets_at_loss() const;  // what is counted as before and behind it is so
 
  private:
   // Two readers of a tensor, of which one also reads what the other makes: `tensor`, as its reader number `reader`.
@@ -202,10 +230,12 @@ class TaskGraph {
   };
   struct Undo {
     std::vector<std::pair<int32_t, OpState>> ops;
-    std::vector<std::pair<int32_t, std::shared_ptr<FlowBlock>>> flows;
+    std::vector<std::pair<int32_t, std::unique_ptr<FlowBlock>>> flows;
     std::vector<std::pair<int32_t, std::shared_ptr<SyncBlock>>> syncs;
-    std::vector<std::pair<int32_t, std::shared_ptr<Next>>> next;
+    std::vector<std::pair<int32_t, std::unique_ptr<Next>>> next;
     bool linked = false;
+
+    void clear();  // and keep the memory
   };
 
   void make_groups();
@@ -213,10 +243,11 @@ class TaskGraph {
   void find_shortcuts();
   void check(const Op&, const Configuration&) const;
   OpState configured(int32_t op, const Configuration&);
-  std::shared_ptr<OpBlock> make_op_block(int32_t op, const OpState&);
-  std::shared_ptr<FlowBlock> make_flow_block(int32_t tensor);
-  std::shared_ptr<SyncBlock> make_sync_block(int32_t group);
-  std::shared_ptr<Next> make_next(int32_t op);
+  std::unique_ptr<OpBlock> make_op_block(int32_t op, const OpState&);
+  std::unique_ptr<FlowBlock> find_flows(int32_t tensor);
+  std::shared_ptr<SyncBlock> find_syncs(int32_t group);
+  void join_syncs(int32_t group);
+  std::unique_ptr<Next> make_next(int32_t op);
   void point_to_next(int32_t op);
   void inner_edges(int32_t op, std::vector<Edge>& edges) const;
   uint64_t key(bool backward, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) const;
@@ -224,13 +255,18 @@ class TaskGraph {
   // Add what they hold and keep to all that adds up, or with -1 take it away.
   void count(const Block&, int64_t sign);
   void count(int32_t op, const OpState&, int64_t sign);
+  void count_largest(int32_t op, const OpState&, int64_t sign);
   void count(const FlowBlock&, int64_t sign);
   void count(const SyncGroup&, const SyncBlock&, int64_t sign);
   void set_updates();
   int64_t lasting(int32_t device, int64_t num_states) const;  // the bytes that are there beside a task's own
   void replaced(const Block& old, const Block& block);
   void find_reach();
-  int64_t most_served(std::span<const Hold> holds);
+  void unlink();
+  void drop(OpState&);
+  void drop(std::unique_ptr<FlowBlock>);
+  void replace_flows(int32_t tensor, const FlowBlock& old);
+  void replace_syncs(int32_t group, const SyncBlock& old);
   void relink(int32_t op, bool differs);
 
   friend class OpBuilder;
@@ -243,15 +279,19 @@ class TaskGraph {
   std::vector<std::vector<std::pair<int32_t, int32_t>>> reads_;  // by op: (tensor, index in its readers)
   std::vector<std::vector<Shortcut>> shortcuts_;                 // by tensor; none where the graph is thorough
   std::vector<std::pair<int32_t, int32_t>> gone_, fresh_;
-  std::vector<int32_t> changed_, relinked_, rerouted_, regrouped_;
+  std::vector<int32_t> changed_, relinked_, rerouted_, regrouped_, reupdated_;
   int32_t exit_ = -1;
   std::vector<bool> changing_, relinking_;
   std::vector<int64_t> largest_;  // by op and device: the largest part's bytes
   std::vector<int64_t> transient_;
   std::vector<bool> transient_known_;
   Undo undo_;
-  std::vector<Edge> edges_;           // make_next's own
-  std::vector<int64_t> on_resource_;  // most_served's own, 0 by resource
+  Spares<OpBlock> spare_ops_;
+  Spares<FlowBlock> spare_flows_;
+  Spares<Next> spare_next_;
+  std::vector<Edge> edges_;  // make_next's own
+  Totals before_;            // the change
+  std::unique_ptr<FlowBuilder> flow_builder_;
 };
 
 template <typename Visit>

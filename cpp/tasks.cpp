@@ -49,6 +49,30 @@ int32_t TaskPool::take(int32_t count) {
   return begin;
 }
 
+void TaskPool::write(int32_t slot, uint64_t key, int32_t tail, const std::vector<Hold>& holds, const Trip& trip) {
+  Task& task = tasks[slot];
+  task.key = key;
+  task.latency = trip.latency;
+  task.tail = tail;
+  task.holds = holds.data() + trip.begin;
+  task.num_holds = trip.end - trip.begin;
+  if (task.num_holds > 0) task.first = *task.holds;
+}
+
+Trip Trip::of(const std::vector<Hold>& holds, size_t begin, int64_t latency) {
+  Trip trip{static_cast<int32_t>(begin), static_cast<int32_t>(holds.size()), 0, 0, latency, 0};
+  int64_t longest = 0;
+  for (size_t i = begin; i < holds.size(); ++i) {
+    if (holds[i].duration > longest) trip.slowest = holds[i].resource;
+    if (holds[i].duration >= longest) trip.last_slowest = holds[i].resource;
+    longest = std::max(longest, holds[i].duration);
+  }
+  if (longest > longest_time || latency > longest_time)
+    throw std::invalid_argument("a task takes longer than 2^43 ns, some two hours");
+  trip.time = longest + latency;
+  return trip;
+}
+
 void TaskPool::give_back(const Block& block) {
   if (block.count > 0) free_[size_of(block.count)].push_back(block.begin);
 }
@@ -72,12 +96,9 @@ BlockWriter::Added BlockWriter::add(uint64_t key, int64_t latency, int32_t tail)
   task.tail = tail;
   task.num_holds = static_cast<int32_t>(block_.holds.size() - begins_.back());
   if (task.num_holds > 0) task.first = block_.holds[begins_.back()];
-  int64_t longest = 0;
-  for (size_t i = begins_.back(); i < block_.holds.size(); ++i) longest = std::max(longest, block_.holds[i].duration);
-  if (longest > longest_time || latency > longest_time)
-    throw std::invalid_argument("a task takes longer than 2^43 ns, some two hours");
+  const Trip trip = Trip::of(block_.holds, begins_.back(), latency);
   begins_.push_back(block_.holds.size());
-  return {slot, longest + latency};
+  return {slot, trip.time};
 }
 
 void BlockWriter::finish() {

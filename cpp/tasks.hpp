@@ -33,6 +33,17 @@ struct alignas(64) Task {
   int32_t tail = 0;  // which of the bounds' tails follows it
 };
 
+// A message's holds in its block, and its time with nothing in its way: what its slowest resource takes, and the
+// latency. Often the way out of one node is as slow as the way into another.
+struct Trip {
+  int32_t begin = 0, end = 0;
+  int32_t slowest = 0, last_slowest = 0;
+  int64_t latency = 0, time = 0;
+
+  // Of the last holds, from `begin` on.
+  static Trip of(const std::vector<Hold>& holds, size_t begin, int64_t latency);
+};
+
 struct Edge {
   int32_t from, to;  // slots
   bool operator==(const Edge&) const = default;
@@ -61,6 +72,7 @@ class TaskPool {
   std::vector<int32_t> waiting;  // for how many others each waits
 
   int32_t take(int32_t count);
+  void write(int32_t slot, uint64_t key, int32_t tail, const std::vector<Hold>& holds, const Trip& trip);
   void give_back(const Block& block);
 
   void link(const std::vector<int32_t>& next) {

@@ -3,8 +3,8 @@
 Heavy calls head an op each. Walking them last to first, an op takes in what follows its exit up to the exit's
 immediate post-dominator, as long as all of that is cheap and free: so every op has one exit and the fused graph has
 no cycle. Calls that enlarge their input stay out, and behind a combine or a statistic nothing joins that reads other
-elements than its own. Cheap calls that are left fuse among themselves; shape calls that are left ride in front of each reader, but
-for joints (cat, stack) that several ops read whole, which are made once.
+elements than its own. Cheap calls that are left fuse among themselves; shape calls that are left ride in front of each
+reader, but for joints (cat, stack) that several ops read whole, which are made once.
 """
 
 from __future__ import annotations

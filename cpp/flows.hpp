@@ -1,0 +1,66 @@
+// Makes the blocks of tensors: first who has what and the messages between devices, which is all that bounds ask for;
+// then tasks and edges.
+#pragma once
+
+#include <utility>
+
+#include "taskgraph.hpp"
+
+namespace soapstone {
+
+class FlowBuilder {
+ public:
+  explicit FlowBuilder(TaskGraph& graph);
+
+  void find(int32_t tensor, FlowBlock& block);
+  void join(int32_t tensor, FlowBlock& block);
+
+ private:
+  struct Found {
+    int32_t flow;
+    Reader reader;
+  };
+
+  const TaskGraph::OpState& reader(size_t i) const { return graph_.ops[tensor_->readers[i].first]; }
+  void begin(int32_t tensor, FlowBlock& block);
+  void find_flows(int32_t part);
+  int32_t flow_to(int32_t part, int32_t device, const Interval* hull);
+  Flow new_flow(int32_t part, int32_t device) const;
+  void sort_readers();
+  void find_gaps();
+  void add_trips();
+  Trip trip(int32_t from, int32_t to, int64_t bytes);
+  class Together;
+  void weigh_by_output();
+  void weigh_by_reader();
+  void serve(const Hold& hold);
+  void serve(const Trip& trip);
+  int64_t served();
+  void add_transfers();
+  void find_shortcuts();
+  void look_at(std::span<const Reader> readers);
+  bool follows(const Reader& reading, bool back) const;
+  void connect();
+  void connect_gradients();
+
+  TaskGraph& graph_;
+  int32_t index_ = 0;
+  const Tensor* tensor_ = nullptr;
+  const TaskGraph::OpState* maker_ = nullptr;
+  FlowBlock* block_ = nullptr;
+  int64_t rank_ = 0;
+  std::vector<bool> gives_;                // by reader: it gives back a gradient
+  std::vector<const Overlaps*> overlaps_;  // by reader
+  std::vector<int32_t> flow_on_;           // by device: the flow of the present output part
+  std::vector<Found> found_;
+  std::vector<int32_t> at_, first_part_, by_part_;
+  std::vector<int64_t> served_;  // by resource: of what is weighed together
+  std::vector<int32_t> resources_;
+  int64_t most_ = 0;
+  std::vector<const Overlaps*> between_;            // parallel to the tensor's shortcuts, which are sorted by `behind`
+  std::vector<int32_t> first_shortcut_;             // by reader behind
+  std::vector<std::span<const Reader>> in_flow_;    // by reader
+  std::vector<std::pair<int32_t, int32_t>> nexts_;  // transfer, number of its successors, in the order of `next`
+};
+
+}  // namespace soapstone
