@@ -134,7 +134,7 @@ soapstone::Line to_line(const LineTuple& line) { return {std::get<0>(line), std:
 
 soapstone::Step to_step(const StepTuple& tuple) {
   const auto& [inputs, outputs, dims, whole, reads, writes] = tuple;
-  soapstone::Step step{inputs, outputs, dims, whole, {}, writes};
+  soapstone::Step step{inputs, outputs, dims, whole, {}, writes, {}};
   for (const auto& input : reads) {
     auto& axes = step.reads.emplace_back();
     for (const auto& axis : input) {
@@ -167,7 +167,7 @@ int32_t add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values,
 }
 
 auto regions_in(const soapstone::Op& op, const soapstone::Box& box) {
-  const auto regions = soapstone::regions(op, box);
+  const auto regions = soapstone::RegionFinder(op).of(box);
   std::vector<std::vector<BoxPairs>> needs;
   for (const auto& boxes : regions.needs) needs.push_back(to_pairs(boxes));
   return std::tuple(to_pairs(regions.step_dims), needs, to_pairs(regions.values));

@@ -39,32 +39,55 @@ Followers::Followers(const Graph& graph)
     });
 }
 
-// The work of each op's part on each device. What finishes one of several copies may be of no use to anyone, and is not
-// counted.
-void Followers::place(const TaskGraph& graph) {
-  num_devices_ = graph.machine.topology.num_devices();
-  const size_t size = graph.ops.size() * num_devices_;
-  parts_on_.assign(size, 0);
-  own_.assign(size, {});
-  for (auto* side : {&forward_, &backward_}) {
-    side->follow.assign(size, {});
-    side->sets.assign(size * num_words_, 0);
-  }
-  for (size_t op = 0; op < graph.ops.size(); ++op) {
-    const auto& [configuration, layout, block, next] = graph.ops[op];
-    const bool finishes = !block->finish_forward.empty() && layout->copies == 1;
-    const auto time = [&](const std::vector<int32_t>& slots, int32_t part) {
-      return slots.empty() ? 0 : graph.pool.tasks[slots[part]].first.duration;
-    };
-    for (int32_t part = 0; part < layout->num_parts; ++part) {
-      const size_t at = op * num_devices_ + configuration.devices[part];
-      ++parts_on_[at];
-      own_[at] = {time(block->forward, part), time(block->backward, part)};
-      if (!finishes) continue;
-      own_[at].forward += time(block->finish_forward, part);
-      own_[at].backward += time(block->finish_backward, part);
+Followers::Affected Followers::begin(const TaskGraph& graph, const std::vector<int32_t>& changed) {
+  const auto num_ops = static_cast<int32_t>(graph.ops.size());
+  Affected affected{Bits(num_words_), Bits(num_words_)};
+  const auto see = [&](int32_t op) {
+    set(affected.forward, op);
+    add(affected.forward, before_[op]);
+    set(affected.backward, op);
+    add(affected.backward, behind_[op]);
+    place(graph, op);
+  };
+  if (num_devices_ == 0) {
+    num_devices_ = graph.machine.topology.num_devices();
+    const size_t size = graph.ops.size() * num_devices_;
+    parts_on_.resize(size);
+    own_.resize(size);
+    for (auto* side : {&forward_, &backward_}) {
+      side->follow.resize(size);
+      side->sets.resize(size * num_words_);
     }
+    for (int32_t op = 0; op < num_ops; ++op) see(op);
   }
+  for (const int32_t op : changed) see(op);
+  return affected;
+}
+
+// The work of an op's part on each device. What finishes one of several copies may be of no use to anyone, and is not
+// counted.
+void Followers::place(const TaskGraph& graph, int32_t op) {
+  const auto& [configuration, layout, block, next] = graph.ops[op];
+  const size_t row = static_cast<size_t>(op) * num_devices_;
+  std::fill_n(parts_on_.begin() + static_cast<ptrdiff_t>(row), num_devices_, 0);
+  const bool finishes = !block->finish_forward.empty() && layout->copies == 1;
+  const auto time = [&](const std::vector<int32_t>& slots, int32_t part) {
+    return slots.empty() ? 0 : graph.pool.tasks[slots[part]].first.duration;
+  };
+  for (int32_t part = 0; part < layout->num_parts; ++part) {
+    const size_t at = row + configuration.devices[part];
+    ++parts_on_[at];
+    own_[at] = {time(block->forward, part), time(block->backward, part)};
+    if (!finishes) continue;
+    own_[at].forward += time(block->finish_forward, part);
+    own_[at].backward += time(block->finish_backward, part);
+  }
+}
+
+void Followers::clear(Side& side, int32_t op) {
+  const auto row = static_cast<ptrdiff_t>(op) * num_devices_;
+  std::fill_n(side.follow.begin() + row, num_devices_, Work{});
+  std::fill_n(side.sets.begin() + row * static_cast<ptrdiff_t>(num_words_), num_devices_ * num_words_, 0);
 }
 
 // All that follows `follower`, and itself, follow `op`.
@@ -106,8 +129,8 @@ int64_t Followers::least(const TaskGraph& graph, int32_t op, Of of) const {
   return least;
 }
 
-void Followers::find(const TaskGraph& graph) {
-  place(graph);
+void Followers::find(const TaskGraph& graph, const std::vector<int32_t>& changed) {
+  const auto affected = begin(graph, changed);
   const auto num_ops = static_cast<int32_t>(graph.ops.size());
   // Every (reader, device) that reads on its device what `op` makes there, and gives back a gradient.
   const auto each_link = [&](int32_t op, auto visit) {
@@ -116,7 +139,7 @@ void Followers::find(const TaskGraph& graph) {
       if (!tensor.grad || !graph.graph.ops[op].backward) continue;
       const auto& block = *graph.flows[output.tensor];
       for (size_t flow = 0; flow < block.flows.size(); ++flow) {
-        if (block.flows[flow].source != block.flows[flow].device) continue;
+        if (block.flows[flow].moves()) continue;
         for (const auto& reading : block.readers_of(flow))
           if (const int32_t reader = tensor.readers[reading.reader].first; graph.graph.ops[reader].backward)
             visit(reader, block.flows[flow].device);
@@ -124,17 +147,23 @@ void Followers::find(const TaskGraph& graph) {
     }
   };
   for (int32_t op = num_ops; op-- > 0;) {
+    if (!has(affected.forward, op)) continue;
+    clear(forward_, op);
     each_link(op, [&](int32_t reader, int32_t device) { join(forward_, op, reader, device); });
     const auto& follow = forward_.follow;
     forward[op].after = least(graph, op, [&](size_t at) { return follow[at].forward; });
     forward[op].from = least(graph, op, [&](size_t at) { return follow[at].forward + own_[at].forward; });
     lead[op] = least(graph, op, [&](size_t at) { return follow[at].backward + own_[at].backward; });
   }
+  for (int32_t op = 0; op < num_ops; ++op)
+    if (has(affected.backward, op)) clear(backward_, op);
   for (int32_t op = 0; op < num_ops; ++op) {
     const auto& follow = backward_.follow;
     backward[op].after = least(graph, op, [&](size_t at) { return follow[at].backward; });
     backward[op].from = least(graph, op, [&](size_t at) { return follow[at].backward + own_[at].backward; });
-    each_link(op, [&](int32_t reader, int32_t device) { join(backward_, reader, op, device); });
+    each_link(op, [&](int32_t reader, int32_t device) {
+      if (has(affected.backward, reader)) join(backward_, reader, op, device);
+    });
   }
 }
 

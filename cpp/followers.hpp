@@ -14,7 +14,8 @@ class Followers {
  public:
   explicit Followers(const Graph& graph);
 
-  void find(const TaskGraph& graph);
+  // Where some ops have other configurations than at the last call.
+  void find(const TaskGraph& graph, const std::vector<int32_t>& changed);
 
   // Nanoseconds that no part's device can undercut, until the device has done all that follows.
   struct Least {
@@ -38,7 +39,13 @@ class Followers {
     std::vector<uint64_t> sets;  // who does
   };
 
-  void place(const TaskGraph& graph);
+  struct Affected {
+    Bits forward, backward;  // ops of whose followers something may have changed
+  };
+
+  Affected begin(const TaskGraph& graph, const std::vector<int32_t>& changed);
+  void place(const TaskGraph& graph, int32_t op);
+  void clear(Side& side, int32_t op);
   void join(Side& side, int32_t op, int32_t follower, int32_t device);
   template <typename Of>
   int64_t least(const TaskGraph& graph, int32_t op, Of of) const;

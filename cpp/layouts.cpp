@@ -77,7 +77,8 @@ int64_t group_index(const Op& op, const Degrees& degrees, int64_t part) {
 // Collects the boxes of one operand, part after part.
 class Sharing {
  public:
-  Sharing(const Factoring& own, const Factoring& tensor) : own_(own), tensor_(tensor) {}
+  Sharing(const Factoring& own, const Tensor& tensor)
+      : own_(own), tensor_(tensor.factoring), is_parameter_(tensor.source == Source::parameter) {}
 
   void add(const Box& box) {
     std::vector<int64_t> key;
@@ -95,19 +96,35 @@ class Sharing {
     auto at = share_.begin;
     for (size_t part = 0; part < share_.of_part.size(); ++part)
       share_.parts[at[share_.of_part[part]]++] = static_cast<int32_t>(part);
+    share_.disjoint = is_parameter_ && are_disjoint();
     return std::move(share_);
   }
 
  private:
+  bool are_disjoint() const {
+    const auto& boxes = share_.boxes;
+    const auto before = [](const Interval& a, const Interval& b) { return a.lo < b.lo; };
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      if (boxes[i].size() != 1) return false;
+      for (size_t j = 0; j < i; ++j)
+        if (overlap(boxes[i][0], boxes[j][0])) return false;
+      if (i > 0 && !std::lexicographical_compare(boxes[i - 1][0].begin(), boxes[i - 1][0].end(), boxes[i][0].begin(),
+                                                 boxes[i][0].end(), before))
+        return false;
+    }
+    return true;
+  }
+
   const Factoring& own_;
   const Factoring& tensor_;
+  bool is_parameter_;
   Share share_;
   std::map<std::vector<int64_t>, int32_t> index_;
 };
 
 std::vector<Sharing> sharings(const Graph& graph, const Op& op, const std::vector<Operand>& operands) {
   std::vector<Sharing> result;
-  for (const auto& [tensor, value] : operands) result.emplace_back(op.values[value], graph.tensors[tensor].factoring);
+  for (const auto& [tensor, value] : operands) result.emplace_back(op.values[value], graph.tensors[tensor]);
   return result;
 }
 
@@ -152,9 +169,10 @@ Layout lay_out(const Graph& graph, const Op& op, const Degrees& degrees) {
   layout.extents = extents_of(op, degrees);
   int64_t whole = 1;
   for (const auto& dim : op.dims) whole *= dim.size;
+  RegionFinder finder(op);
   for (int32_t part = 0; part < layout.num_parts; ++part) {
     const Box box = op_box(op, degrees, part);
-    const Regions regions = soapstone::regions(op, box);
+    const Regions& regions = finder.of(box);
     layout.group_of.push_back(static_cast<int32_t>(group_index(op, degrees, part)));
     if (layout.combines) add_to_group(op, regions, part, layout);
     add_memory(op, regions, volume(box), whole, layout);

@@ -29,11 +29,10 @@ Factoring factoring_of(const std::vector<std::vector<Factor>>& axes) {
   return result;
 }
 
-Box need(const std::vector<std::vector<Factor>>& axes, const Box& step_dims) {
-  Box box;
+void need(const std::vector<std::vector<Factor>>& axes, const Box& step_dims, Box& box) {
+  box.clear();
   for (const auto& axis : axes)
     for (const auto& factor : axis) box.push_back(read(factor, step_dims));
-  return box;
 }
 
 // The step's dims that a needed box of one of its outputs asks for.
@@ -156,6 +155,10 @@ int32_t Graph::add_op(Op op) {
   for (const auto& input : op.inputs)
     require(tensors[input.tensor].source != Source::op || tensors[input.tensor].producer >= 0,
             "an op reads a tensor before it is made");
+  for (auto& step : op.steps) {
+    step.factorings.clear();
+    for (const auto& axes : step.reads) step.factorings.push_back(factoring_of(axes));
+  }
   const auto index = static_cast<int32_t>(ops.size());
   for (size_t i = 0; i < op.outputs.size(); ++i) {
     auto& tensor = tensors[op.outputs[i].tensor];
@@ -182,41 +185,54 @@ Box op_box(const Op& op, const std::vector<int32_t>& degrees, int64_t part) {
   return box;
 }
 
-Regions regions(const Op& op, const Box& box) {
-  Regions result;
-  result.values.resize(op.values.size());
-  result.step_dims.resize(op.steps.size());
-  result.needs.resize(op.steps.size());
-  std::vector<bool> needed(op.values.size(), false);
-  for (size_t s = op.steps.size(); s-- > 0;) {
-    const auto& step = op.steps[s];
-    Box& dims = result.step_dims[s];
-    for (const int64_t size : step.dims) dims.push_back({0, size});
-    std::vector<bool> asked(dims.size(), false);
-    for (size_t i = 0; i < step.outputs.size(); ++i)
-      if (needed[step.outputs[i]]) ask(step.writes[i], result.values[step.outputs[i]], dims, asked);
-    for (size_t i = 0; i < op.dims.size(); ++i)
-      if (op.dims[i].step == static_cast<int32_t>(s)) dims[op.dims[i].step_dim] = box[i];
-    for (size_t i = 0; i < dims.size(); ++i)
-      if (step.whole[i]) dims[i] = {0, step.dims[i]};
+RegionFinder::RegionFinder(const Op& op) : op_(op), needed_(op.values.size()) {
+  regions_.values.resize(op.values.size());
+  regions_.step_dims.resize(op.steps.size());
+  regions_.needs.resize(op.steps.size());
+  for (size_t s = 0; s < op.steps.size(); ++s) regions_.needs[s].resize(op.steps[s].inputs.size());
+}
+
+const Regions& RegionFinder::of(const Box& box) {
+  std::fill(needed_.begin(), needed_.end(), false);
+  for (size_t s = op_.steps.size(); s-- > 0;) {
+    find_dims(s, box);
+    const auto& step = op_.steps[s];
+    const Box& dims = regions_.step_dims[s];
     for (size_t i = 0; i < step.outputs.size(); ++i) {
-      Box out;
+      Box& out = regions_.values[step.outputs[i]];
+      out.clear();
       for (const auto& axis : step.writes[i])
         for (const int32_t dim : axis) out.push_back(dims[dim]);
-      result.values[step.outputs[i]] = std::move(out);
     }
     for (size_t i = 0; i < step.inputs.size(); ++i) {
       const int32_t value = step.inputs[i];
-      result.needs[s].push_back(need(step.reads[i], dims));
-      const Box covered = cover(result.needs[s].back(), factoring_of(step.reads[i]), op.values[value]);
-      if (needed[value])
-        extend(result.values[value], covered);
+      Box& needed = regions_.needs[s][i];
+      need(step.reads[i], dims, needed);
+      if (needed_[value])
+        extend(regions_.values[value], cover(needed, step.factorings[i], op_.values[value]));
+      else if (step.factorings[i] == op_.values[value])
+        regions_.values[value] = needed;
       else
-        result.values[value] = covered;
-      needed[value] = true;
+        regions_.values[value] = cover(needed, step.factorings[i], op_.values[value]);
+      needed_[value] = true;
     }
   }
-  return result;
+  return regions_;
+}
+
+// What a step computes: what is asked of its outputs, and of the op itself.
+void RegionFinder::find_dims(size_t s, const Box& box) {
+  const auto& step = op_.steps[s];
+  Box& dims = regions_.step_dims[s];
+  dims.clear();
+  for (const int64_t size : step.dims) dims.push_back({0, size});
+  asked_.assign(dims.size(), false);
+  for (size_t i = 0; i < step.outputs.size(); ++i)
+    if (needed_[step.outputs[i]]) ask(step.writes[i], regions_.values[step.outputs[i]], dims, asked_);
+  for (size_t i = 0; i < op_.dims.size(); ++i)
+    if (op_.dims[i].step == static_cast<int32_t>(s)) dims[op_.dims[i].step_dim] = box[i];
+  for (size_t i = 0; i < dims.size(); ++i)
+    if (step.whole[i]) dims[i] = {0, step.dims[i]};
 }
 
 }  // namespace soapstone

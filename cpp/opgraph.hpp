@@ -24,6 +24,7 @@ struct Step {
   std::vector<bool> whole;                                // by dim: never computed in part
   std::vector<std::vector<std::vector<Factor>>> reads;    // input, axis, dim
   std::vector<std::vector<std::vector<int32_t>>> writes;  // output, axis, dim -> step dim
+  std::vector<Factoring> factorings;                      // of what it reads; Graph::add_op finds them
 };
 
 struct OpDim {
@@ -84,6 +85,19 @@ struct Graph {
 };
 
 Box op_box(const Op&, const std::vector<int32_t>& degrees, int64_t part);
-Regions regions(const Op&, const Box& op_box);
+
+// Goes over an op's steps from the last to the first, for one part after the other in the same memory.
+class RegionFinder {
+ public:
+  explicit RegionFinder(const Op& op);
+  const Regions& of(const Box& op_box);  // until the next call
+
+ private:
+  void find_dims(size_t step, const Box& op_box);
+
+  const Op& op_;
+  Regions regions_;
+  std::vector<bool> needed_, asked_;
+};
 
 }  // namespace soapstone

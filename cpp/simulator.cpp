@@ -4,6 +4,7 @@
 #include <chrono>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 namespace soapstone {
 
@@ -52,9 +53,10 @@ auto Simulator::book(Phase phase, Run run) {
 std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
                                           Method method, int64_t most_overflow) {
   check(changes);
+  if (method == Method::resume && changes_nothing(changes)) return propose_nothing(limit);
   engine_.prepare(method);
   // They cost as much as some plays, so a strategy that will not last does without.
-  if (++num_since_ == patience && limit != INT64_MAX) book(in_bounds, [&] { followers_.find(graph); });
+  if (++num_since_ == patience) book(in_bounds, [&] { followers_.find(graph, std::exchange(changed_since_, {})); });
   bool possible = true;
   try {
     book(in_ops, [&] { graph.change(changes); });
@@ -92,12 +94,28 @@ int64_t Simulator::overflow() {
   return sum;
 }
 
+bool Simulator::changes_nothing(const std::vector<std::pair<int32_t, Configuration>>& changes) const {
+  return std::all_of(changes.begin(), changes.end(),
+                     [&](const auto& change) { return graph.ops[change.first].configuration == change.second; });
+}
+
+std::optional<int64_t> Simulator::propose_nothing(int64_t limit) {
+  if (makespan_ > limit) return std::nullopt;
+  open_ = nothing_ = true;
+  return makespan_;
+}
+
 void Simulator::accept() {
   if (!open_) throw std::invalid_argument("there is no proposal to accept");
+  if (std::exchange(nothing_, false)) {
+    open_ = false;
+    return;
+  }
   book(in_accept, [&] {
     engine_.adopt();
     graph.keep();
   });
+  changed_since_.insert(changed_since_.end(), graph.changed().begin(), graph.changed().end());
   num_since_ = 0;
   makespan_ = engine_.makespan();
   open_ = false;
@@ -105,11 +123,12 @@ void Simulator::accept() {
 
 void Simulator::reject() {
   if (!open_) throw std::invalid_argument("there is no proposal to reject");
+  open_ = false;
+  if (std::exchange(nothing_, false)) return;
   book(in_undo, [&] {
     graph.take_back();
     engine_.drop();
   });
-  open_ = false;
 }
 
 }  // namespace soapstone

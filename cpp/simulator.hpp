@@ -43,6 +43,8 @@ class Simulator {
   TaskGraph graph;
 
  private:
+  bool changes_nothing(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
+  std::optional<int64_t> propose_nothing(int64_t limit);
   void check(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
   // Runs something and books its time.
   template <typename Run>
@@ -52,9 +54,10 @@ class Simulator {
   MemoryLimit memory_;
   Bounds bounds_;
   Followers followers_;
-  int32_t num_since_ = 0;  // proposals since the last that was accepted
+  int32_t num_since_ = 0;               // proposals since the last that was accepted
+  std::vector<int32_t> changed_since_;  // ops, since followers were found
   int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
-  bool begun_ = false, open_ = false;
+  bool begun_ = false, open_ = false, nothing_ = false;  // nothing: what is open changes nothing
   std::array<double, num_phases> seconds_{};
 };
 

@@ -41,8 +41,38 @@ class SyncBuilder {
  private:
   const Tensor& tensor(size_t i) const { return graph_.graph.tensors[group_.tensors[i]]; }
 
-  // Ops of one layout read the same boxes, so boxes are compared once for each layout.
   void add_pieces(int32_t index) {
+    const auto& readers = graph_.graph.tensors[index].readers;
+    if (readers.size() == 1 && graph_.ops[readers[0].first].layout->inputs[readers[0].second].disjoint)
+      add_boxes(readers[0].first, readers[0].second);
+    else
+      add_readings(index);
+  }
+
+  // Every box is a piece, but for those with the same holders.
+  void add_boxes(int32_t op, int32_t input) {
+    const auto& state = graph_.ops[op];
+    const auto& share = state.layout->inputs[input];
+    const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
+    auto& pieces = block_.pieces.emplace_back();
+    std::vector<int32_t> holders;
+    for (size_t box = 0; box < share.boxes.size(); ++box) {
+      holders.clear();
+      for (int32_t i = share.begin[box]; i < share.begin[box + 1]; ++i)
+        holders.push_back(state.configuration.devices[share.parts[i]]);
+      sort_unique(holders);
+      auto at =
+          std::find_if(pieces.begin(), pieces.end(), [&](const Piece& piece) { return piece.holders == holders; });
+      if (at == pieces.end()) at = pieces.insert(at, {holders, {}, 0, {}});
+      at->elements += volume(share.boxes[box][0]);
+      at->boxes.push_back(share.boxes[box][0]);
+      for (int32_t i = share.begin[box]; i < share.begin[box + 1]; ++i)
+        at->parts.emplace_back(static_cast<int32_t>(place), share.parts[i]);
+    }
+  }
+
+  // Ops of one layout read the same boxes, so boxes are compared once for each layout.
+  void add_readings(int32_t index) {
     std::map<std::vector<int64_t>, int32_t> known;
     std::vector<std::pair<const Share*, std::vector<int32_t>>> seen;
     std::vector<Reading> readings;
