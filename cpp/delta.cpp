@@ -88,7 +88,7 @@ void Engine::mark_edited() {
   };
   for (const auto& run : graph_.gone()) edit(run);
   for (const auto& run : graph_.fresh()) edit(run);
-  for (const int32_t op : graph_.relinked()) edit({graph_.ops[op].block->begin, graph_.ops[op].block->count});
+  for (const auto& run : graph_.rewired()) edit(run);
 }
 
 // The edges of such tasks now, by target.
@@ -100,8 +100,7 @@ void Engine::collect_added() {
     }
   };
   added_.clear();
-  for (const int32_t op : graph_.relinked())
-    if (!graph_.is_changing(op)) add(graph_.ops[op].block->begin, graph_.ops[op].block->count);
+  for (const auto& [begin, count] : graph_.rewired()) add(begin, count);
   for (const auto& [begin, count] : graph_.fresh()) add(begin, count);
   std::sort(added_.begin(), added_.end(), [](const Edge& a, const Edge& b) { return a.to < b.to; });
   for (size_t i = 0; i < added_.size(); ++i)

@@ -27,7 +27,7 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   cut_ = 0;
   int64_t change = 0;
   if (method != Method::full && !order_.empty()) {
-    change = first_change();
+    change = waits_for_nothing() ? 0 : method == Method::delta ? first_touch() : first_change(-1);
     const auto at = std::lower_bound(order_.begin(), order_.end(), change,
                                      [&](int32_t slot, int64_t time) { return old_ready_[slot] < time; });
     cut_ = static_cast<int32_t>(at - order_.begin());
@@ -37,60 +37,18 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   makespan_ = cut_ == 0 ? 0 : latest_[cut_ - 1];
   if (method == Method::delta && !order_.empty()) return sweep(limit, bounds);
   calendar_.reset(change, std::max(old_makespan_, bounds.bound()), num_slots);
-  seed(cut_);
-  bool too_late = false;
-  const bool done = method == Method::resume && cut_ > 0 && cut_ <= loss_ ? serve_in_two(limit, bounds, too_late)
-                                                                          : serve_all(limit, bounds);
+  bool in_time = seed(cut_, change), done = false;
+  if (in_time) done = cut_ > 0 && cut_ <= loss_ ? serve_in_two(limit, bounds, in_time) : serve_all(limit, bounds);
   restore();
-  if (!too_late) return done;
-  const int32_t loss = std::exchange(loss_, -1);
-  const bool again = play(method, limit, bounds);
-  loss_ = loss;
-  return again;
+  return in_time ? done : play(Method::full, limit, bounds);
 }
 
-// Nothing of backward that the change adds, removes or moves is ready before this, had it begun when it did. The first
-// of the new tasks waits for old ones alone, and for all of them.
-int64_t Engine::first_change_backward() {
-  int64_t first = INT64_MAX;
-  const auto is_behind = [&](int32_t slot) { return position_[slot] > loss_; };
-  const auto each = [](const std::vector<std::pair<int32_t, int32_t>>& runs, auto visit) {
-    for (const auto& [begin, count] : runs)
-      for (int32_t slot = begin; slot < begin + count; ++slot) visit(slot);
-  };
-  each(graph_.gone(), [&](int32_t slot) {
-    if (is_behind(slot)) first = std::min(first, old_ready_[slot]);
-  });
-  for (const int32_t device : graph_.reupdated())
-    if (is_behind(device)) first = std::min(first, old_ready_[device]);
-  each(graph_.fresh(), [&](int32_t slot) { served_[slot].ready = -1; });
-  for (const int32_t op : graph_.relinked()) {
-    const auto& block = *graph_.ops[op].block;
-    for (int32_t slot = block.begin; slot < block.begin + block.count; ++slot) {
-      if (!is_behind(slot)) continue;
-      const Task& task = graph_.pool.tasks[slot];
-      for (const int32_t next : std::span(task.next, task.num_next)) {
-        if (position_[next] < 0)
-          served_[next].ready = std::max(served_[next].ready, old_end_[slot]);
-        else if (is_behind(next) && old_ready_[next] < old_end_[slot])
-          first = std::min(first, old_ready_[next]);
-      }
-    }
-  }
-  each(graph_.fresh(), [&](int32_t slot) {
-    if (served_[slot].ready >= 0) first = std::min(first, served_[slot].ready);
-    const Task& task = graph_.pool.tasks[slot];
-    for (const int32_t next : std::span(task.next, task.num_next))
-      if (is_behind(next)) first = std::min(first, old_ready_[next]);
-  });
-  return first;
-}
-
-// Forward up to the loss, and backward from where it is not as it was. `too_late`: something comes before that.
-bool Engine::serve_in_two(int64_t limit, const Bounds& bounds, bool& too_late) {
+// Forward up to the loss, and backward from where it is not as it was; `in_time` says whether nothing comes before
+// that.
+bool Engine::serve_in_two(int64_t limit, const Bounds& bounds, bool& in_time) {
   const int32_t loss = order_[loss_];
   if (loss != graph_.loss() || !graph_.meets_at_loss()) return serve_all(limit, bounds);
-  const int64_t change = first_change_backward();
+  const int64_t change = first_change(loss_);
   const auto at = std::lower_bound(order_.begin() + loss_ + 1, order_.end(), change,
                                    [&](int32_t slot, int64_t time) { return old_ready_[slot] < time; });
   const auto to = static_cast<int32_t>(at - order_.begin());
@@ -106,8 +64,8 @@ bool Engine::serve_in_two(int64_t limit, const Bounds& bounds, bool& too_late) {
   }
   const Middle middle{suffix_.size(), noted_.size()};
   calendar_.reset(change + shift, std::max(old_makespan_ + shift, bounds.bound()), served_.size());
-  too_late = !skip(to, change);
-  if (too_late || !serve_all(limit, bounds)) return false;
+  in_time = skip(to, change);
+  if (!in_time || !serve_all(limit, bounds)) return false;
   splice(loss_ + 1, to, middle, shift);
   return true;
 }
@@ -127,22 +85,7 @@ bool Engine::skip(int32_t to, int64_t change) {
   }
   makespan_ = std::max(makespan_, latest_[to - 1] + shift);
   num_skipped_ = to - loss_ - 1;
-  const auto reached = far_reach(to);
-  bool in_time = true;
-  for (int32_t i = loss_; in_time && i < to; ++i) {
-    if (reach_[i] < to) continue;
-    const Task& task = graph_.pool.tasks[order_[i]];
-    const int64_t end = old_end_[order_[i]] + shift;
-    for (const int32_t next : std::span(task.next, task.num_next)) {
-      if (position_[next] >= 0 && position_[next] < to) continue;
-      const auto& state = graph_.pool.states[next];
-      in_time = state.waiting > 1 || std::max(state.ready, end) >= change + shift;
-      if (!in_time) break;
-      give(&next, 1, end);
-    }
-  }
-  for (const auto& [position, reach] : reached) reach_[position] = reach;
-  return in_time;
+  return give_from(loss_, to, shift, change);
 }
 
 // Puts what was skipped among what was served.
@@ -188,26 +131,63 @@ int64_t Engine::first_arrival(int32_t op) const {
   return first;
 }
 
-// Nothing that the change adds, removes or moves is ready before this. What it touches in forward comes behind the ops
-// whose outputs go elsewhere now; what it touches in backward comes behind all of forward, but for what waits for
-// nothing.
-int64_t Engine::first_change() const {
-  int64_t first = first_backward_;
-  const auto waits_for_nothing = [&](int32_t slot) { return graph_.pool.waiting[slot] == 0; };
-  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
-    if (graph_.has_update(device) && waits_for_nothing(device)) return 0;
+// Whether a gradient sum or an update has lost all that it waited for.
+bool Engine::waits_for_nothing() const {
   for (const int32_t group : graph_.regrouped())
     for (const auto& bucket : graph_.syncs[group]->tasks->buckets)
-      if (waits_for_nothing(bucket.slot)) return 0;
+      if (graph_.pool.waiting[bucket.slot] == 0) return true;
+  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
+    if (graph_.has_update(device) && graph_.pool.waiting[device] == 0) return true;
+  return false;
+}
+
+// Before this not even the end of a task that now has other successors. What the change touches in backward comes
+// behind all of forward.
+int64_t Engine::first_touch() const {
+  int64_t first = first_backward_;
   for (const auto& [begin, count] : graph_.gone())
     for (int32_t slot = begin; slot < begin + count; ++slot) first = std::min(first, old_ready_[slot]);
   for (const auto& [begin, count] : graph_.fresh())
     for (int32_t slot = begin; slot < begin + count; ++slot)
-      if (waits_for_nothing(slot)) return 0;
+      if (graph_.pool.waiting[slot] == 0) return 0;
   for (const int32_t tensor : graph_.rerouted()) {
     const int32_t op = graph_.graph.tensors[tensor].producer;
     if (!graph_.is_changing(op)) first = std::min(first, first_arrival(op));
   }
+  return first;
+}
+
+// Nothing behind a position of the old order that the change adds, removes or moves is ready before this, as long as
+// all before the position ends when it did. The first of the new tasks waits for old ones alone, and for all of them.
+int64_t Engine::first_change(int32_t position) {
+  int64_t first = INT64_MAX;
+  const auto is_behind = [&](int32_t slot) { return position_[slot] > position; };
+  const auto each = [](const std::vector<std::pair<int32_t, int32_t>>& runs, auto visit) {
+    for (const auto& [begin, count] : runs)
+      for (int32_t slot = begin; slot < begin + count; ++slot) visit(slot);
+  };
+  each(graph_.gone(), [&](int32_t slot) {
+    if (is_behind(slot)) first = std::min(first, old_ready_[slot]);
+  });
+  for (const int32_t device : graph_.reupdated())
+    if (is_behind(device)) first = std::min(first, old_ready_[device]);
+  each(graph_.fresh(), [&](int32_t slot) { served_[slot].ready = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
+  each(graph_.rewired(), [&](int32_t slot) {
+    if (!is_behind(slot)) return;
+    const Task& task = graph_.pool.tasks[slot];
+    for (const int32_t next : std::span(task.next, task.num_next)) {
+      if (position_[next] < 0)
+        served_[next].ready = std::max(served_[next].ready, old_end_[slot]);
+      else if (is_behind(next) && old_ready_[next] < old_end_[slot])
+        first = std::min(first, old_ready_[next]);
+    }
+  });
+  each(graph_.fresh(), [&](int32_t slot) {
+    if (served_[slot].ready >= 0) first = std::min(first, served_[slot].ready);
+    const Task& task = graph_.pool.tasks[slot];
+    for (const int32_t next : std::span(task.next, task.num_next))
+      if (is_behind(next)) first = std::min(first, old_ready_[next]);
+  });
   return first;
 }
 
@@ -232,33 +212,42 @@ void Engine::replay(int32_t from, int32_t to) {
 }
 
 // What waits at `cut`: all that is ready at the start, or for all of whose predecessors the times are known.
-void Engine::seed(int32_t cut) {
-  if (cut == 0) {
-    graph_.each_slot([&](int32_t slot) {
-      if (graph_.pool.waiting[slot] == 0) calendar_.push(slot);
-    });
-    return;
-  }
-  const auto reached = far_reach(cut);
-  for (int32_t i = 0; i < cut; ++i) {
-    if (reach_[i] < cut) continue;
+bool Engine::seed(int32_t cut, int64_t change) {
+  if (cut > 0) return give_from(0, cut, 0, change);
+  graph_.each_slot([&](int32_t slot) {
+    if (graph_.pool.waiting[slot] == 0) calendar_.push(slot);
+  });
+  return true;
+}
+
+// What the tasks at some positions of the old order give to those that come behind, had all been so much later. False
+// where something is ready before the change: it lost one that it waited for.
+bool Engine::give_from(int32_t begin, int32_t end, int64_t shift, int64_t change) {
+  const auto reached = far_reach(end);
+  bool in_time = true;
+  for (int32_t i = begin; in_time && i < end; ++i) {
+    if (reach_[i] < end) continue;
     const Task& task = graph_.pool.tasks[order_[i]];
-    const int64_t end = old_end_[order_[i]];
-    for (int32_t k = 0; k < task.num_next; ++k)
-      if (position_[task.next[k]] < 0 || position_[task.next[k]] >= cut) give(task.next + k, 1, end);
+    const int64_t ended = old_end_[order_[i]] + shift;
+    for (const int32_t next : std::span(task.next, task.num_next)) {
+      if (position_[next] >= 0 && position_[next] < end) continue;
+      const auto& state = graph_.pool.states[next];
+      in_time = state.waiting > 1 || std::max(state.ready, ended) >= change + shift;
+      if (!in_time) break;
+      give(&next, 1, ended);
+    }
   }
   for (const auto& [position, reach] : reached) reach_[position] = reach;
+  return in_time;
 }
 
 // Tasks with other successors than before reach as far as can be; returns what stood there.
 std::vector<std::pair<int32_t, int32_t>> Engine::far_reach(int32_t cut) {
   std::vector<std::pair<int32_t, int32_t>> before;
-  for (const int32_t op : graph_.relinked()) {
-    const auto& block = *graph_.ops[op].block;
-    for (int32_t slot = block.begin; slot < block.begin + block.count; ++slot)
+  for (const auto& [begin, count] : graph_.rewired())
+    for (int32_t slot = begin; slot < begin + count; ++slot)
       if (position_[slot] >= 0 && position_[slot] < cut)
         before.emplace_back(position_[slot], std::exchange(reach_[position_[slot]], forever));
-  }
   return before;
 }
 

@@ -59,16 +59,18 @@ class Engine {
     std::vector<Resource> resources;  // `left` counts what was served
   };
 
-  int64_t first_change() const;
+  bool waits_for_nothing() const;
+  int64_t first_touch() const;
+  int64_t first_change(int32_t position);
   int64_t first_arrival(int32_t op) const;
   void start(int32_t cut);
-  void seed(int32_t cut);
+  bool seed(int32_t cut, int64_t change);
+  bool give_from(int32_t begin, int32_t end, int64_t shift, int64_t change);
   std::vector<std::pair<int32_t, int32_t>> far_reach(int32_t cut);
   void give(const int32_t* slots, int32_t count, int64_t end);
   bool serve_all(int64_t limit, const Bounds& bounds);
-  bool serve_in_two(int64_t limit, const Bounds& bounds, bool& too_late);
+  bool serve_in_two(int64_t limit, const Bounds& bounds, bool& in_time);
   void find_loss();
-  int64_t first_change_backward();
   bool skip(int32_t to, int64_t start);
   struct Middle {
     size_t suffix, noted;  // how many there are before what is skipped

@@ -3,7 +3,9 @@
 #include "flows.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <utility>
 
 namespace soapstone {
 
@@ -14,6 +16,7 @@ void FlowBlock::clear() {
   hulls.clear();
   readers.clear();
   next.clear();
+  next_end.clear();
   forward.clear();
   for (auto& edges : backward) edges.clear();
 }
@@ -48,20 +51,31 @@ void FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   weigh_by_reader();
 }
 
-void FlowBuilder::join(int32_t tensor, FlowBlock& block) {
+void FlowBuilder::join(int32_t tensor, FlowBlock& block, const FlowBlock* before) {
   begin(tensor, block);
   find_shortcuts();
-  add_transfers();
-  nexts_.clear();
+  add_transfers(before);
   if (block.backward.size() < tensor_->readers.size()) block.backward.resize(tensor_->readers.size());
   connect();
   connect_gradients();
-  const int32_t* at = block.next.data();
-  for (const auto& [slot, count] : nexts_) {
-    graph_.pool.tasks[slot].next = at;
-    graph_.pool.tasks[slot].num_next = count;
-    at += count;
-  }
+  point(block);
+}
+
+// Transfers look into their block for what they hold and who waits for them.
+void FlowBuilder::point(const FlowBlock& block) {
+  int32_t at = 0;
+  const auto look = [&](int32_t slot, const Trip& trip) {
+    Task& task = graph_.pool.tasks[slot];
+    const int32_t end = block.next_end[slot - block.begin];
+    task.holds = block.holds.data() + trip.begin;
+    task.next = block.next.data() + at;
+    task.num_next = end - at;
+    at = end;
+  };
+  for (const auto& flow : block.flows)
+    if (flow.moves()) look(flow.forward, flow.there);
+  for (const auto& flow : block.flows)
+    if (flow.moves() && flow.returns) look(flow.backward, flow.back);
 }
 
 // One output part: the flows to all devices that read it.
@@ -254,11 +268,27 @@ void FlowBuilder::weigh_by_reader() {
   }
 }
 
-void FlowBuilder::add_transfers() {
+// The same messages as before are the same tasks, where the op that makes them is the same: then whoever else reads a
+// part reads the same of it.
+bool FlowBuilder::moves_alike(const FlowBlock& before) const {
+  if (graph_.is_changing(tensor_->producer)) return false;
+  auto old = before.flows.begin();
+  const auto next = [&] { return old = std::find_if(old, before.flows.end(), std::mem_fn(&Flow::moves)); };
+  for (const auto& flow : block_->flows) {
+    if (!flow.moves()) continue;
+    if (next() == before.flows.end() || flow.part != old->part || flow.device != old->device ||
+        flow.source != old->source || flow.bytes != old->bytes || flow.returns != old->returns)
+      return false;
+    ++old;
+  }
+  return next() == before.flows.end();
+}
+
+void FlowBuilder::add_transfers(const FlowBlock* before) {
   int32_t count = 0;
   for (const auto& flow : block_->flows) count += flow.moves() + (flow.moves() && flow.returns);
   block_->count = count;
-  block_->begin = graph_.pool.take(count);
+  block_->begin = before && moves_alike(*before) ? before->begin : graph_.pool.take(count);
   int32_t slot = block_->begin;
   for (const bool back : {false, true})
     for (auto& flow : block_->flows) {
@@ -311,7 +341,6 @@ void FlowBuilder::connect() {
     const int32_t arrival = maker_->block->arrival(*maker_->layout, flow.maker);
     const auto readers = block_->readers_of(i);
     look_at(readers);
-    const auto before = block_->next.size();
     if (flow.moves()) block_->forward.push_back({arrival, flow.forward});
     for (const Reader& at : readers) {
       if (follows(at, false)) continue;
@@ -321,7 +350,7 @@ void FlowBuilder::connect() {
       else
         block_->forward.push_back({arrival, slot});
     }
-    if (flow.moves()) nexts_.emplace_back(flow.forward, static_cast<int32_t>(block_->next.size() - before));
+    if (flow.moves()) block_->next_end.push_back(static_cast<int32_t>(block_->next.size()));
   }
 }
 
@@ -340,7 +369,7 @@ void FlowBuilder::connect_gradients() {
     }
     if (!flow.moves()) continue;
     block_->next.push_back(sink);
-    nexts_.emplace_back(flow.backward, 1);
+    block_->next_end.push_back(static_cast<int32_t>(block_->next.size()));
   }
 }
 

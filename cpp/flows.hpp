@@ -2,8 +2,6 @@
 // then tasks and edges.
 #pragma once
 
-#include <utility>
-
 #include "taskgraph.hpp"
 
 namespace soapstone {
@@ -13,7 +11,8 @@ class FlowBuilder {
   explicit FlowBuilder(TaskGraph& graph);
 
   void find(int32_t tensor, FlowBlock& block);
-  void join(int32_t tensor, FlowBlock& block);
+  void join(int32_t tensor, FlowBlock& block, const FlowBlock* before);
+  void point(const FlowBlock& block);
 
  private:
   struct Found {
@@ -36,7 +35,8 @@ class FlowBuilder {
   void serve(const Hold& hold);
   void serve(const Trip& trip);
   int64_t served();
-  void add_transfers();
+  bool moves_alike(const FlowBlock& before) const;
+  void add_transfers(const FlowBlock* before);
   void find_shortcuts();
   void look_at(std::span<const Reader> readers);
   bool follows(const Reader& reading, bool back) const;
@@ -57,10 +57,9 @@ class FlowBuilder {
   std::vector<int64_t> served_;  // by resource: of what is weighed together
   std::vector<int32_t> resources_;
   int64_t most_ = 0;
-  std::vector<const Overlaps*> between_;            // parallel to the tensor's shortcuts, which are sorted by `behind`
-  std::vector<int32_t> first_shortcut_;             // by reader behind
-  std::vector<std::span<const Reader>> in_flow_;    // by reader
-  std::vector<std::pair<int32_t, int32_t>> nexts_;  // transfer, number of its successors, in the order of `next`
+  std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
+  std::vector<int32_t> first_shortcut_;           // by reader behind
+  std::vector<std::span<const Reader>> in_flow_;  // by reader
 };
 
 }  // namespace soapstone

@@ -84,7 +84,7 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
   for (size_t tensor = 0; tensor < flows.size(); ++tensor) {
     if (graph.tensors[tensor].source != Source::op) continue;
     flows[tensor] = find_flows(static_cast<int32_t>(tensor));
-    flow_builder_->join(static_cast<int32_t>(tensor), *flows[tensor]);
+    flow_builder_->join(static_cast<int32_t>(tensor), *flows[tensor], nullptr);
     count(*flows[tensor], 1);
     pool.link(flows[tensor]->next);
   }
@@ -208,6 +208,7 @@ void TaskGraph::link() {
   undo_.linked = true;
   gone_.clear();
   fresh_.clear();
+  rewired_.clear();
   relinked_.clear();
   std::fill(relinking_.begin(), relinking_.end(), false);
   for (const auto& [op, old] : undo_.ops) {
@@ -227,6 +228,7 @@ void TaskGraph::link() {
   for (const int32_t op : relinked_) {
     auto next = make_next(op);
     if (!changing_[op]) {
+      rewired_.emplace_back(ops[op].block->begin, ops[op].block->count);
       pool.unlink(ops[op].next->slots);
       undo_.next.emplace_back(op, std::move(ops[op].next));
     }
@@ -238,8 +240,11 @@ void TaskGraph::link() {
 
 void TaskGraph::replace_flows(int32_t tensor, const FlowBlock& old) {
   auto& block = *flows[tensor];
-  flow_builder_->join(tensor, block);
-  replaced(old, block);
+  flow_builder_->join(tensor, block, &old);
+  if (block.shares(old))
+    rewired_.emplace_back(block.begin, block.count);
+  else
+    replaced(old, block);
   pool.unlink(old.next);
   pool.link(block.next);
   relink(graph.tensors[tensor].producer, old.forward != block.forward || old.returns != block.returns);
@@ -270,7 +275,7 @@ void TaskGraph::keep() {
     drop(state);
     changing_[op] = false;
   }
-  for (auto& [tensor, block] : undo_.flows) drop(std::move(block));
+  for (auto& [tensor, block] : undo_.flows) drop(std::move(block), *flows[tensor]);
   for (const auto& [group, block] : undo_.syncs)
     if (block->tasks != syncs[group]->tasks) pool.give_back(*block->tasks);
   for (auto& [op, next] : undo_.next) spare_next_.give(std::move(next));
@@ -283,8 +288,9 @@ void TaskGraph::drop(OpState& state) {
   spare_next_.give(std::move(state.next));
 }
 
-void TaskGraph::drop(std::unique_ptr<FlowBlock> block) {
-  pool.give_back(*block);
+// One of two blocks of a tensor.
+void TaskGraph::drop(std::unique_ptr<FlowBlock> block, const FlowBlock& other) {
+  if (!block->shares(other)) pool.give_back(*block);
   spare_flows_.give(std::move(block));
 }
 
@@ -299,7 +305,7 @@ void TaskGraph::take_back() {
   }
   for (auto& [tensor, old] : undo_.flows) {
     std::swap(flows[tensor], old);
-    drop(std::move(old));
+    drop(std::move(old), *flows[tensor]);
   }
   for (auto& [group, old] : undo_.syncs) {
     if (old->tasks != syncs[group]->tasks) pool.give_back(*syncs[group]->tasks);
@@ -316,6 +322,7 @@ void TaskGraph::unlink() {
   for (const auto& [tensor, block] : undo_.flows) {
     pool.unlink(flows[tensor]->next);
     pool.link(block->next);
+    if (block->shares(*flows[tensor])) flow_builder_->point(*block);
   }
   for (const auto& [group, block] : undo_.syncs) {
     if (block->tasks == syncs[group]->tasks) continue;

@@ -79,7 +79,7 @@ struct FlowBlock : Block {
   std::vector<Flow> flows;
   std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
   std::vector<Reader> readers;                // of all flows
-  std::vector<int32_t> next;                  // of the transfers
+  std::vector<int32_t> next, next_end;        // successors of all transfers, and where each one's end
   std::vector<Edge> forward;                  // from the maker's tasks
   std::vector<std::vector<Edge>> backward;    // from each reader's tasks
   std::vector<bool> returns;                  // by the maker's part: a gradient comes back to it
@@ -92,6 +92,7 @@ struct FlowBlock : Block {
 
   void clear();
   bool is_large() const { return flows.capacity() > 1024; }
+  bool shares(const FlowBlock& other) const { return count > 0 && other.count > 0 && begin == other.begin; }
   std::span<const Reader> readers_of(size_t flow) const {
     const auto begin = static_cast<size_t>(flows[flow].readers_begin);
     const size_t end = flow + 1 < flows.size() ? flows[flow + 1].readers_begin : readers.size();
@@ -166,11 +167,11 @@ class TaskGraph {
   void take_back();
 
   // Where the last change reaches: tensors with other flows and groups of parameters with other pieces; once linked,
-  // slots that are gone, slots that are new, ops whose tasks have other successors than before, and devices with
-  // another update.
+  // slots that are gone, slots that are new, those that may have other successors than before, and devices with another
+  // update.
   const std::vector<std::pair<int32_t, int32_t>>& gone() const { return gone_; }
   const std::vector<std::pair<int32_t, int32_t>>& fresh() const { return fresh_; }
-  const std::vector<int32_t>& relinked() const { return relinked_; }
+  const std::vector<std::pair<int32_t, int32_t>>& rewired() const { return rewired_; }
   const std::vector<int32_t>& rerouted() const { return rerouted_; }
   const std::vector<int32_t>& regrouped() const { return regrouped_; }
   const std::vector<int32_t>& reupdated() const { return reupdated_; }
@@ -264,7 +265,7 @@ class TaskGraph {
   void find_reach();
   void unlink();
   void drop(OpState&);
-  void drop(std::unique_ptr<FlowBlock>);
+  void drop(std::unique_ptr<FlowBlock>, const FlowBlock& other);
   void replace_flows(int32_t tensor, const FlowBlock& old);
   void replace_syncs(int32_t group, const SyncBlock& old);
   void relink(int32_t op, bool differs);
@@ -278,7 +279,7 @@ class TaskGraph {
   const Times& times_;
   std::vector<std::vector<std::pair<int32_t, int32_t>>> reads_;  // by op: (tensor, index in its readers)
   std::vector<std::vector<Shortcut>> shortcuts_;                 // by tensor; none where the graph is thorough
-  std::vector<std::pair<int32_t, int32_t>> gone_, fresh_;
+  std::vector<std::pair<int32_t, int32_t>> gone_, fresh_, rewired_;
   std::vector<int32_t> changed_, relinked_, rerouted_, regrouped_, reupdated_;
   int32_t exit_ = -1;
   std::vector<bool> changing_, relinking_;
