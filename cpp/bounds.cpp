@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <tuple>
 
 namespace soapstone {
 
@@ -138,15 +137,15 @@ void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
 }
 
 void Bounds::find_transfers(const TaskGraph& graph) {
-  for (int32_t tensor = 0; tensor < static_cast<int32_t>(graph.flows.size()); ++tensor) {
-    if (!graph.flows[tensor] || graph.flows[tensor]->holds.empty()) continue;
-    const auto& [producer, readers] =
-        std::tie(graph.graph.tensors[tensor].producer, graph.graph.tensors[tensor].readers);
-    int64_t least = INT64_MAX;
-    for (const auto& [reader, input] : readers) least = std::min(least, head_forward_[reader]);
-    tails_[graph.transfer_tail(tensor, false)] = least;
-    tails_[graph.transfer_tail(tensor, true)] = head_backward_[producer];
-  }
+  for (int32_t op = 0; op < static_cast<int32_t>(graph.ops.size()); ++op)
+    for (const auto& output : graph.graph.ops[op].outputs) {
+      if (graph.flows[output.tensor]->holds.empty()) continue;
+      int64_t least = INT64_MAX;
+      for (const auto& [reader, input] : graph.graph.tensors[output.tensor].readers)
+        least = std::min(least, head_forward_[reader]);
+      tails_[graph.transfer_tail(output.tensor, false)] = least;
+      tails_[graph.transfer_tail(output.tensor, true)] = head_backward_[op];
+    }
 }
 
 bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit) {

@@ -144,7 +144,9 @@ bool Engine::waits_for_nothing() const {
 // Before this not even the end of a task that now has other successors. What the change touches in backward comes
 // behind all of forward.
 int64_t Engine::first_touch() const {
-  int64_t first = first_backward_;
+  const auto back = std::find_if(order_.begin(), order_.end(),
+                                 [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) != forward_phase; });
+  int64_t first = back == order_.end() ? INT64_MAX : old_ready_[*back];
   for (const auto& [begin, count] : graph_.gone())
     for (int32_t slot = begin; slot < begin + count; ++slot) first = std::min(first, old_ready_[slot]);
   for (const auto& [begin, count] : graph_.fresh())
@@ -334,9 +336,6 @@ void Engine::adopt() {
   std::move(noted_.begin(), noted_.end(), std::back_inserter(checkpoints_));
   noted_.clear();
   old_makespan_ = makespan_;
-  const auto back = std::find_if(order_.begin(), order_.end(),
-                                 [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) != forward_phase; });
-  first_backward_ = back == order_.end() ? INT64_MAX : old_ready_[*back];
   reach_.resize(order_.size(), forever);
   for (size_t i = 0; i < order_.size(); ++i) {
     if (i < static_cast<size_t>(cut_) && reach_[i] < cut_) continue;

@@ -141,7 +141,7 @@ class Engine {
   std::vector<int32_t> reach_;                // by position: the last position that waits for it
   std::vector<int64_t> latest_;               // by position: the latest end so far
   std::vector<Checkpoint> checkpoints_;
-  int64_t first_backward_ = 0, old_makespan_ = 0;
+  int64_t old_makespan_ = 0;
   int32_t loss_ = -1;  // its position, where it parts the tasks
 };
 

@@ -189,6 +189,14 @@ Layout lay_out(const Graph& graph, const Op& op, const Degrees& degrees) {
 }
 
 void meet(const std::vector<Box>& made, const std::vector<Box>& read, int32_t index, Overlaps& result) {
+  if (made.size() == 1 && read.size() == 1) {  // nearly always, and then nothing is allocated
+    const Box &a = made[0], &b = read[0];
+    if (!overlap(a, b)) return;
+    result.read.push_back(index);
+    for (size_t i = 0; i < a.size(); ++i)
+      result.hulls.push_back({std::max(a[i].lo, b[i].lo), std::min(a[i].hi, b[i].hi)});
+    return;
+  }
   Box shared;
   for (const auto& a : made)
     for (const auto& b : read)

@@ -100,6 +100,7 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
     pool.link(ops[op].next->slots);
   }
   set_updates();
+  meets_ = find_whether_meets();
 }
 
 void TaskGraph::check(const Op& op, const Configuration& configuration) const {
@@ -128,6 +129,7 @@ TaskGraph::OpState TaskGraph::configured(int32_t op, const Configuration& config
 void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& changes) {
   layouts_.forget();
   before_ = totals;
+  met_before_ = meets_;
   changed_.clear();
   for (const auto& [op, configuration] : changes) {
     auto state = configured(op, configuration);
@@ -177,6 +179,7 @@ void TaskGraph::route() {
     undo_.syncs.emplace_back(group, std::move(block));
   }
   set_updates();
+  meets_ = find_whether_meets();
 }
 
 std::unique_ptr<FlowBlock> TaskGraph::find_flows(int32_t tensor) {
@@ -185,7 +188,7 @@ std::unique_ptr<FlowBlock> TaskGraph::find_flows(int32_t tensor) {
   return block;
 }
 
-bool TaskGraph::meets_at_loss() const {
+bool TaskGraph::find_whether_meets() const {
   if (exit_ < 0 || !graph.ops[exit_].backward || ops[exit_].layout->num_output_parts != 1) return false;
   for (int32_t op = 0; op < static_cast<int32_t>(ops.size()); ++op) {
     const auto goes_on = [&](const Operand& output) {
@@ -314,6 +317,7 @@ void TaskGraph::take_back() {
   totals.elements = before_.elements;
   set_updates();
   totals = before_;
+  meets_ = met_before_;
   undo_.clear();
 }
 

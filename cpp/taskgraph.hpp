@@ -222,7 +222,7 @@ class TaskGraph {
   // The op that ends forward, -1 where there are several, and the task that does.
   int32_t exit() const { return exit_; }
   int32_t loss() const { return ops[exit_].block->arrival(*ops[exit_].layout, 0); }
-  bool meets_at_loss() const;  // what is counted as before and behind it is so
+  bool meets_at_loss() const { return meets_; }  // what is counted as before and behind it is so
 
  private:
   // Two readers of a tensor, of which one also reads what the other makes: `tensor`, as its reader number `reader`.
@@ -241,6 +241,7 @@ class TaskGraph {
 
   void make_groups();
   void find_exit();
+  bool find_whether_meets() const;
   void find_shortcuts();
   void check(const Op&, const Configuration&) const;
   OpState configured(int32_t op, const Configuration&);
@@ -292,6 +293,7 @@ class TaskGraph {
   Spares<Next> spare_next_;
   std::vector<Edge> edges_;  // make_next's own
   Totals before_;            // the change
+  bool meets_ = false, met_before_ = false;
   std::unique_ptr<FlowBuilder> flow_builder_;
 };
 
