@@ -69,17 +69,27 @@ int64_t Bounds::behind_loss(const TaskGraph& graph, const Followers* followers, 
 // From the loss to the end of any of an op's backwards.
 int64_t Bounds::lead(const TaskGraph& graph, const Followers& followers, int32_t op) const {
   if (!has(before_, op)) return followers.lead[op];
+  if (!graph.is_changing(op)) return 0;
   int64_t lead = 0;
-  if (!graph.is_changing(op)) return lead;
-  for (const auto& output : graph.graph.ops[op].outputs) {
-    const auto& readers = graph.graph.tensors[output.tensor].readers;
-    const auto& block = *graph.flows[output.tensor];
-    if (!graph.graph.tensors[output.tensor].grad || !block.all_return) continue;
-    for (size_t i = 0; i < readers.size(); ++i)
-      if (block.weight_forward[i] != uncounted && !has(before_, readers[i].first))
-        lead = std::max(lead, followers.lead[readers[i].first] + block.arrival_backward);
-  }
+  for (const auto& output : graph.graph.ops[op].outputs)
+    if (graph.flows[output.tensor]->all_return) lead = std::max(lead, gradient(graph, followers, output.tensor));
   return lead + graph.ops[op].block->least[role_backward];
+}
+
+// From the loss to when the gradient of any part of a tensor is there: behind every op that reads all parts, and behind
+// the messages, which come from the first reader on.
+int64_t Bounds::gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const {
+  const auto& block = *graph.flows[tensor];
+  const auto& readers = graph.graph.tensors[tensor].readers;
+  int64_t first = INT64_MAX, last = 0;
+  for (size_t i = 0; i < readers.size(); ++i) {
+    const int32_t reader = readers[i].first;
+    if (!graph.graph.ops[reader].backward) continue;
+    const int64_t lead = has(before_, reader) ? 0 : followers.lead[reader];
+    first = std::min(first, lead);
+    if (block.weight_forward[i] != uncounted) last = std::max(last, lead);
+  }
+  return std::max(last, first + block.arrival_backward);
 }
 
 // A resource that serves many messages of one tensor does so one by one, between the first that can be sent and what

@@ -29,6 +29,7 @@ class Bounds {
   int64_t forward(const TaskGraph& graph, int32_t op, int64_t behind_loss);
   int64_t behind_loss(const TaskGraph& graph, const Followers* followers, int64_t last) const;
   int64_t lead(const TaskGraph& graph, const Followers& followers, int32_t op) const;
+  int64_t gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const;
   int64_t made(const TaskGraph& graph, int32_t op) const;
   int64_t messages_forward(const TaskGraph& graph, int64_t first) const;
   int64_t messages_backward(const TaskGraph& graph, const Followers& followers) const;

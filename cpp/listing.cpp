@@ -171,7 +171,7 @@ std::vector<Piece> Listing::pieces(int32_t tensor) const {
     const auto& tensors = graph_.groups[group].tensors;
     const auto at = std::find(tensors.begin(), tensors.end(), tensor);
     if (at == tensors.end()) continue;
-    auto result = graph_.syncs[group]->pieces[at - tensors.begin()];
+    auto result = *graph_.syncs[group]->pieces[at - tensors.begin()];
     for (auto& piece : result) join(piece.boxes);
     return result;
   }

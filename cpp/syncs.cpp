@@ -14,7 +14,8 @@ class SyncBuilder {
       : graph_(graph), group_(group), block_(block) {}
 
   void find(const SyncBlock* before) {
-    for (const int32_t tensor : group_.tensors) add_pieces(tensor);
+    for (size_t i = 0; i < group_.tensors.size(); ++i)
+      block_.pieces.push_back(before && !is_changing(i) ? before->pieces[i] : find_pieces(group_.tensors[i]));
     block_.weights.assign(group_.ops.size(), uncounted);
     block_.tasks = std::make_shared<SyncTasks>();
     if (!group_.grad) return;
@@ -28,7 +29,7 @@ class SyncBuilder {
   }
 
   void join() {
-    block_.edges.resize(group_.ops.size());
+    if (block_.edges.size() < group_.ops.size()) block_.edges.resize(group_.ops.size());
     if (!group_.grad) return;
     if (block_.tasks->count == 0) add_syncs();
     each_wait([&](const Piece& piece, int32_t slot, int64_t) {
@@ -41,20 +42,24 @@ class SyncBuilder {
  private:
   const Tensor& tensor(size_t i) const { return graph_.graph.tensors[group_.tensors[i]]; }
 
-  void add_pieces(int32_t index) {
+  bool is_changing(size_t i) const {
+    const auto& readers = tensor(i).readers;
+    return std::any_of(readers.begin(), readers.end(), [&](const auto& at) { return graph_.is_changing(at.first); });
+  }
+
+  std::shared_ptr<const std::vector<Piece>> find_pieces(int32_t index) const {
     const auto& readers = graph_.graph.tensors[index].readers;
-    if (readers.size() == 1 && graph_.ops[readers[0].first].layout->inputs[readers[0].second].disjoint)
-      add_boxes(readers[0].first, readers[0].second);
-    else
-      add_readings(index);
+    const bool apart = readers.size() == 1 && graph_.ops[readers[0].first].layout->inputs[readers[0].second].disjoint;
+    return std::make_shared<const std::vector<Piece>>(apart ? by_box(readers[0].first, readers[0].second)
+                                                            : by_reading(index));
   }
 
   // Every box is a piece, but for those with the same holders.
-  void add_boxes(int32_t op, int32_t input) {
+  std::vector<Piece> by_box(int32_t op, int32_t input) const {
     const auto& state = graph_.ops[op];
     const auto& share = state.layout->inputs[input];
     const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
-    auto& pieces = block_.pieces.emplace_back();
+    std::vector<Piece> pieces;
     std::vector<int32_t> holders;
     for (size_t box = 0; box < share.boxes.size(); ++box) {
       holders.clear();
@@ -69,10 +74,11 @@ class SyncBuilder {
       for (int32_t i = share.begin[box]; i < share.begin[box + 1]; ++i)
         at->parts.emplace_back(static_cast<int32_t>(place), share.parts[i]);
     }
+    return pieces;
   }
 
   // Ops of one layout read the same boxes, so boxes are compared once for each layout.
-  void add_readings(int32_t index) {
+  std::vector<Piece> by_reading(int32_t index) const {
     std::map<std::vector<int64_t>, int32_t> known;
     std::vector<std::pair<const Share*, std::vector<int32_t>>> seen;
     std::vector<Reading> readings;
@@ -90,7 +96,7 @@ class SyncBuilder {
       }
     }
     for (auto& reading : readings) sort_unique(reading.devices);
-    block_.pieces.push_back(pieces_of(readings));
+    return pieces_of(readings);
   }
 
   // By box: the index of its reading, -1 where it is empty.
@@ -116,8 +122,8 @@ class SyncBuilder {
   std::vector<Bucket> fill_buckets() const {
     std::vector<Bucket> buckets;
     for (size_t i = 0; i < group_.tensors.size(); ++i)
-      for (size_t p = 0; p < block_.pieces[i].size(); ++p) {
-        const auto& piece = block_.pieces[i][p];
+      for (size_t p = 0; p < block_.pieces[i]->size(); ++p) {
+        const auto& piece = (*block_.pieces[i])[p];
         if (piece.holders.size() < 2) continue;
         if (buckets.empty() || !takes(buckets.back(), i, piece)) buckets.emplace_back().holders = piece.holders;
         buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
@@ -168,28 +174,29 @@ class SyncBuilder {
   template <typename Visit>
   void each_wait(Visit visit) const {
     for (const auto& bucket : block_.tasks->buckets)
-      for (const auto& [i, p] : bucket.pieces) visit(block_.pieces[i][p], bucket.slot, bucket.trip.time);
+      for (const auto& [i, p] : bucket.pieces) visit((*block_.pieces[i])[p], bucket.slot, bucket.trip.time);
     for (const auto& pieces : block_.pieces)
-      for (const auto& piece : pieces)
+      for (const auto& piece : *pieces)
         if (piece.holders.size() == 1) visit(piece, piece.holders[0], 0);
   }
 
   // By op: every part's gradients go to a sum that takes at least this long.
   void weigh() {
-    std::vector<std::vector<int64_t>> slowest(group_.ops.size());
+    std::vector<int32_t> first(group_.ops.size() + 1);  // by op: where its parts begin
     for (size_t i = 0; i < group_.ops.size(); ++i)
-      slowest[i].assign(graph_.ops[group_.ops[i]].layout->num_parts, uncounted);
+      first[i + 1] = first[i] + graph_.ops[group_.ops[i]].layout->num_parts;
+    std::vector<int64_t> slowest(first.back(), uncounted);
     each_wait([&](const Piece& piece, int32_t, int64_t time) {
       bool waits = false;
       for (const auto& [place, part] : piece.parts) {
         if (!graph_.graph.ops[group_.ops[place]].backward) continue;
         waits = true;
-        slowest[place][part] = std::max(slowest[place][part], time);
+        slowest[first[place] + part] = std::max(slowest[first[place] + part], time);
       }
       block_.all_wait &= waits;
     });
     for (size_t i = 0; i < group_.ops.size(); ++i)
-      block_.weights[i] = *std::min_element(slowest[i].begin(), slowest[i].end());
+      block_.weights[i] = *std::min_element(slowest.begin() + first[i], slowest.begin() + first[i + 1]);
   }
 
   TaskGraph& graph_;
@@ -197,8 +204,15 @@ class SyncBuilder {
   SyncBlock& block_;
 };
 
-std::shared_ptr<SyncBlock> TaskGraph::find_syncs(int32_t group) {
-  auto block = std::make_shared<SyncBlock>();
+void SyncBlock::clear() {
+  tasks.reset();
+  pieces.clear();
+  for (auto& list : edges) list.clear();
+  all_wait = true;
+}
+
+std::unique_ptr<SyncBlock> TaskGraph::find_syncs(int32_t group) {
+  auto block = spare_syncs_.take();
   SyncBuilder(*this, groups[group], *block).find(syncs[group].get());
   return block;
 }

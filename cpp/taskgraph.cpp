@@ -258,7 +258,7 @@ void TaskGraph::replace_flows(int32_t tensor, const FlowBlock& old) {
 void TaskGraph::replace_syncs(int32_t group, const SyncBlock& old) {
   join_syncs(group);
   const auto& block = *syncs[group];
-  for (size_t i = 0; i < block.edges.size(); ++i) relink(groups[group].ops[i], old.edges[i] != block.edges[i]);
+  for (size_t i = 0; i < groups[group].ops.size(); ++i) relink(groups[group].ops[i], old.edges[i] != block.edges[i]);
   if (old.tasks == block.tasks) return;
   replaced(*old.tasks, *block.tasks);
   pool.unlink(old.tasks->next);
@@ -279,8 +279,7 @@ void TaskGraph::keep() {
     changing_[op] = false;
   }
   for (auto& [tensor, block] : undo_.flows) drop(std::move(block), *flows[tensor]);
-  for (const auto& [group, block] : undo_.syncs)
-    if (block->tasks != syncs[group]->tasks) pool.give_back(*block->tasks);
+  for (auto& [group, block] : undo_.syncs) drop(std::move(block), *syncs[group]);
   for (auto& [op, next] : undo_.next) spare_next_.give(std::move(next));
   undo_.clear();
 }
@@ -297,6 +296,11 @@ void TaskGraph::drop(std::unique_ptr<FlowBlock> block, const FlowBlock& other) {
   spare_flows_.give(std::move(block));
 }
 
+void TaskGraph::drop(std::unique_ptr<SyncBlock> block, const SyncBlock& other) {
+  if (block->tasks != other.tasks) pool.give_back(*block->tasks);
+  spare_syncs_.give(std::move(block));
+}
+
 void TaskGraph::take_back() {
   if (undo_.linked) unlink();
   for (auto& [op, old] : undo_.ops) {
@@ -311,8 +315,8 @@ void TaskGraph::take_back() {
     drop(std::move(old), *flows[tensor]);
   }
   for (auto& [group, old] : undo_.syncs) {
-    if (old->tasks != syncs[group]->tasks) pool.give_back(*syncs[group]->tasks);
-    syncs[group] = std::move(old);
+    std::swap(syncs[group], old);
+    drop(std::move(old), *syncs[group]);
   }
   totals.elements = before_.elements;
   set_updates();
@@ -422,7 +426,7 @@ void TaskGraph::count(const FlowBlock& block, int64_t sign) {
 void TaskGraph::count(const SyncGroup& group, const SyncBlock& block, int64_t sign) {
   count(*block.tasks, sign);
   for (size_t i = 0; i < group.tensors.size(); ++i)
-    for (const auto& piece : block.pieces[i])
+    for (const auto& piece : *block.pieces[i])
       for (const int32_t device : piece.holders) {
         const int64_t bytes = piece.elements * graph.tensors[group.tensors[i]].item_size;
         totals.memory.parameters[device] += sign * bytes;

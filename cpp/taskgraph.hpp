@@ -118,11 +118,14 @@ struct SyncTasks : Block {
 };
 
 struct SyncBlock {
-  std::shared_ptr<SyncTasks> tasks;        // those of the block before, where the same sums are left
-  std::vector<std::vector<Piece>> pieces;  // by parameter of the group
-  std::vector<std::vector<Edge>> edges;    // from the tasks of each of the group's ops
-  std::vector<int64_t> weights;            // likewise: the least time that a sum takes, or uncounted
-  bool all_wait = true;                    // every piece's gradient is some backward's
+  std::shared_ptr<SyncTasks> tasks;  // those of the block before, where the same sums are left
+  std::vector<std::shared_ptr<const std::vector<Piece>>> pieces;  // by parameter of the group
+  std::vector<std::vector<Edge>> edges;                           // from the tasks of each of the group's ops
+  std::vector<int64_t> weights;  // likewise: the least time that a sum takes, or uncounted
+  bool all_wait = true;          // every piece's gradient is some backward's
+
+  void clear();
+  bool is_large() const { return edges.capacity() > 1024; }
 };
 
 // Parameters whose pieces may share a bucket, and the ops that read them.
@@ -197,7 +200,7 @@ class TaskGraph {
   };
   std::vector<OpState> ops;
   std::vector<std::unique_ptr<FlowBlock>> flows;  // by tensor; null where no op makes it
-  std::vector<std::shared_ptr<SyncBlock>> syncs;  // by group
+  std::vector<std::unique_ptr<SyncBlock>> syncs;  // by group
   std::vector<SyncGroup> groups;
   std::vector<std::vector<std::pair<int32_t, int32_t>>> groups_of_op;  // (group, index in its ops)
 
@@ -219,9 +222,13 @@ class TaskGraph {
   int32_t transfer_tail(int32_t tensor, bool back) const { return sync_tail() + 1 + 2 * tensor + back; }
   int32_t num_tails() const { return transfer_tail(static_cast<int32_t>(graph.tensors.size()), false); }
 
-  // The op that ends forward, -1 where there are several, and the task that does.
+  // The op that ends forward, -1 where there are several, and the task that does; what finishes a combined loss begins
+  // backward.
   int32_t exit() const { return exit_; }
-  int32_t loss() const { return ops[exit_].block->arrival(*ops[exit_].layout, 0); }
+  int32_t loss() const {
+    const auto& [configuration, layout, block, next] = ops[exit_];
+    return layout->combines ? block->combine_forward[0] : block->forward[0];
+  }
   bool meets_at_loss() const { return meets_; }  // what is counted as before and behind it is so
 
  private:
@@ -232,7 +239,7 @@ class TaskGraph {
   struct Undo {
     std::vector<std::pair<int32_t, OpState>> ops;
     std::vector<std::pair<int32_t, std::unique_ptr<FlowBlock>>> flows;
-    std::vector<std::pair<int32_t, std::shared_ptr<SyncBlock>>> syncs;
+    std::vector<std::pair<int32_t, std::unique_ptr<SyncBlock>>> syncs;
     std::vector<std::pair<int32_t, std::unique_ptr<Next>>> next;
     bool linked = false;
 
@@ -247,7 +254,7 @@ class TaskGraph {
   OpState configured(int32_t op, const Configuration&);
   std::unique_ptr<OpBlock> make_op_block(int32_t op, const OpState&);
   std::unique_ptr<FlowBlock> find_flows(int32_t tensor);
-  std::shared_ptr<SyncBlock> find_syncs(int32_t group);
+  std::unique_ptr<SyncBlock> find_syncs(int32_t group);
   void join_syncs(int32_t group);
   std::unique_ptr<Next> make_next(int32_t op);
   void point_to_next(int32_t op);
@@ -267,6 +274,7 @@ class TaskGraph {
   void unlink();
   void drop(OpState&);
   void drop(std::unique_ptr<FlowBlock>, const FlowBlock& other);
+  void drop(std::unique_ptr<SyncBlock>, const SyncBlock& other);
   void replace_flows(int32_t tensor, const FlowBlock& old);
   void replace_syncs(int32_t group, const SyncBlock& old);
   void relink(int32_t op, bool differs);
@@ -290,6 +298,7 @@ class TaskGraph {
   Undo undo_;
   Spares<OpBlock> spare_ops_;
   Spares<FlowBlock> spare_flows_;
+  Spares<SyncBlock> spare_syncs_;
   Spares<Next> spare_next_;
   std::vector<Edge> edges_;  // make_next's own
   Totals before_;            // the change

@@ -94,6 +94,36 @@ def test_a_limit_is_the_largest_makespan_that_passes() -> None:
             assert sim.propose(changes, limit=makespan - 1, engine=engine) is None
 
 
+def test_a_proposal_that_changes_nothing_takes_as_long_as_what_is() -> None:
+    sim = start("cnn", "p100:1x4", seed=0)
+    same = {op.name: sim.strategy[op.name] for op in sim.graph.ops[:2]}
+    assert sim.propose(same, limit=sim.makespan_ns - 1) is None
+    assert sim.propose(same, limit=sim.makespan_ns) == sim.makespan_ns
+    sim.reject()
+    assert sim.propose(same) == sim.makespan_ns
+    sim.accept()
+    same_as_fresh(sim)
+    for changes in islice(moves("cnn", "p100:1x4", 5), 10):
+        play_all(sim, changes)
+
+
+# ---- what is played ----
+
+
+def test_backward_is_played_from_where_it_changes() -> None:
+    """An op in the middle of a chain of layers: neither the forward before it nor the backward behind it is played."""
+    sim = start("resnet-101", "p100:1x4", seed=0)
+    ops = [op for op in sim.graph.ops if "layers" in op.name or op.kind == "conv2d"]
+    middle = ops[len(ops) // 2].name
+    assert sim.propose({middle: ss.Configuration({}, (0,))}, engine="full") is not None
+    full = sim.native.num_served
+    sim.reject()
+    assert sim.propose({middle: ss.Configuration({}, (0,))}) is not None
+    assert sim.native.num_served < 0.75 * full
+    sim.accept()
+    same_as_fresh(sim)
+
+
 # ---- undo ----
 
 
