@@ -67,7 +67,7 @@ int64_t Bounds::behind_loss(const TaskGraph& graph, const Followers* followers, 
 }
 
 // From the loss to the end of any of an op's backwards.
-int64_t Bounds::lead(const TaskGraph& graph, const Followers& followers, int32_t op) const {
+int64_t Bounds::ended(const TaskGraph& graph, const Followers& followers, int32_t op) const {
   if (!has(before_, op)) return followers.lead[op];
   if (!graph.is_changing(op)) return 0;
   int64_t lead = 0;
@@ -101,7 +101,7 @@ int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& follo
     if (block.most_backward == 0) continue;
     int64_t begin = INT64_MAX;
     for (const auto& [reader, input] : graph.graph.tensors[tensor].readers)
-      if (graph.graph.ops[reader].backward) begin = std::min(begin, lead(graph, followers, reader));
+      if (graph.graph.ops[reader].backward) begin = std::min(begin, ended(graph, followers, reader));
     most = std::max(most, begin + block.most_backward + head_backward_[graph.graph.tensors[tensor].producer]);
   }
   return most;

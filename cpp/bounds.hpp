@@ -8,7 +8,11 @@
 // Where one op ends forward, all of forward comes before its end and all of backward behind it: then the most that a
 // resource serves before the loss and the most that one serves behind it add up.
 //
-// None of this rests on a simulated time, so that no order of service can undercut it.
+// The messages of one tensor that share a resource are served one by one, between the first that can be sent and what
+// comes behind the last.
+//
+// None of this rests on a simulated time but for those before the first input of a changed op, which cannot change; so
+// no order of service can undercut it.
 #pragma once
 
 #include "followers.hpp"
@@ -28,7 +32,7 @@ class Bounds {
   int64_t backward(const TaskGraph& graph, int32_t op);
   int64_t forward(const TaskGraph& graph, int32_t op, int64_t behind_loss);
   int64_t behind_loss(const TaskGraph& graph, const Followers* followers, int64_t last) const;
-  int64_t lead(const TaskGraph& graph, const Followers& followers, int32_t op) const;
+  int64_t ended(const TaskGraph& graph, const Followers& followers, int32_t op) const;
   int64_t gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const;
   int64_t made(const TaskGraph& graph, int32_t op) const;
   int64_t messages_forward(const TaskGraph& graph, int64_t first) const;

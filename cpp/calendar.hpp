@@ -43,7 +43,7 @@ class Calendar {
     first_[day] = slot;
   }
 
-  bool is_empty() {
+  bool is_empty() {  // or else the first is put back
     Ready next;
     if (!pop(next)) return true;
     push(next.slot);

@@ -48,7 +48,7 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
 bool Engine::serve_in_two(int64_t limit, const Bounds& bounds, bool& in_time) {
   const int32_t loss = order_[loss_];
   if (loss != graph_.loss() || !graph_.meets_at_loss()) return serve_all(limit, bounds);
-  const int64_t change = first_change(loss_);
+  const int64_t change = std::min(first_change(loss_), old_makespan_);
   const auto at = std::lower_bound(order_.begin() + loss_ + 1, order_.end(), change,
                                    [&](int32_t slot, int64_t time) { return old_ready_[slot] < time; });
   const auto to = static_cast<int32_t>(at - order_.begin());
@@ -113,11 +113,14 @@ void Engine::restore() {
 int64_t Engine::first_input(const std::vector<int32_t>& ops) const {
   int64_t first = INT64_MAX;
   for (const int32_t op : ops) {
-    if (graph_.reads(op).empty()) return 0;
+    for (const int32_t slot : graph_.block_before(op).forward) first = std::min(first, old_ready_[slot]);
+    bool all_wait = false;  // some input is read by every part
     for (const auto& [tensor, reader] : graph_.reads(op)) {
+      all_wait |= graph_.flows[tensor]->arrival_forward[reader] != uncounted;
       const int32_t producer = graph_.graph.tensors[tensor].producer;
       if (!graph_.is_changing(producer)) first = std::min(first, first_arrival(producer));
     }
+    if (!all_wait) return 0;
   }
   return first == INT64_MAX ? 0 : first;
 }

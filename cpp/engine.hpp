@@ -36,7 +36,7 @@ class Engine {
     suffix_.clear();
   }
 
-  // Before this, all is as it was in what was adopted: some ops' inputs are made no earlier.
+  // Before this, all is as it was in what was adopted: no part of some changed ops was ready, or is, any earlier.
   int64_t first_input(const std::vector<int32_t>& ops) const;
 
   int64_t makespan() const { return makespan_; }      // of the last play
@@ -71,7 +71,7 @@ class Engine {
   bool serve_all(int64_t limit, const Bounds& bounds);
   bool serve_in_two(int64_t limit, const Bounds& bounds, bool& in_time);
   void find_loss();
-  bool skip(int32_t to, int64_t start);
+  bool skip(int32_t to, int64_t change);
   struct Middle {
     size_t suffix, noted;  // how many there are before what is skipped
   };

@@ -38,6 +38,7 @@ void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
 
 void FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   begin(tensor, block);
+  end_serving();  // what a refusal left behind
   rank_ = num_dims(tensor_->factoring);
   overlaps_.clear();
   for (size_t i = 0; i < tensor_->readers.size(); ++i)
@@ -163,14 +164,14 @@ void FlowBuilder::add_trips() {
     flow.there = trip(flow.source, flow.device, flow.bytes);
     for (int32_t hold = flow.there.begin; hold < flow.there.end; ++hold) serve(block_->holds[hold]);
   }
-  block_->most_forward = served();
+  block_->most_forward = end_serving();
   block_->num_before = block_->first_behind = block_->holds.size();
   for (auto& flow : block_->flows) {
     if (!flow.moves() || !flow.returns) continue;
     flow.back = trip(flow.device, flow.source, flow.bytes);
     for (int32_t hold = flow.back.begin; hold < flow.back.end; ++hold) serve(block_->holds[hold]);
   }
-  block_->most_backward = served();
+  block_->most_backward = end_serving();
 }
 
 Trip FlowBuilder::trip(int32_t from, int32_t to, int64_t bytes) {
@@ -190,7 +191,7 @@ void FlowBuilder::serve(const Trip& trip) {
   if (trip.last_slowest != trip.slowest) serve(Hold{trip.last_slowest, trip.time - trip.latency});
 }
 
-int64_t FlowBuilder::served() {
+int64_t FlowBuilder::end_serving() {
   for (const int32_t resource : resources_) served_[resource] = 0;
   resources_.clear();
   return std::exchange(most_, 0);
@@ -208,7 +209,7 @@ class FlowBuilder::Together {
     builder_.serve(flow.*trip_);
   }
   int64_t time() {
-    const int64_t most = builder_.served();
+    const int64_t most = builder_.end_serving();
     return most == 0 ? slowest_ : std::max(slowest_, most + latency_);
   }
 

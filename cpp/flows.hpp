@@ -34,7 +34,7 @@ class FlowBuilder {
   void weigh_by_reader();
   void serve(const Hold& hold);
   void serve(const Trip& trip);
-  int64_t served();
+  int64_t end_serving();  // the most that a resource served since the last call
   bool moves_alike(const FlowBlock& before) const;
   void add_transfers(const FlowBlock* before);
   void find_shortcuts();

@@ -17,7 +17,7 @@ struct Share {
   std::vector<std::vector<Box>> boxes;  // distinct; a region is several boxes where dims do not meet
   std::vector<int32_t> of_part;         // which of them a part has
   std::vector<int32_t> begin, parts;    // boxes[i] is had by parts[begin[i]] up to parts[begin[i + 1]]
-  bool disjoint = false;                // a parameter's that share no element, in the order of their first ones
+  bool disjoint = false;                // of a parameter: single boxes that share nothing, in order
 };
 
 struct Layout {

@@ -53,7 +53,7 @@ auto Simulator::book(Phase phase, Run run) {
 std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
                                           Method method, int64_t most_overflow) {
   check(changes);
-  if (method == Method::resume && changes_nothing(changes)) return propose_nothing(limit);
+  if (method == Method::resume && changes_nothing(changes)) return propose_nothing(limit, most_overflow);
   engine_.prepare(method);
   // They cost as much as some plays, so a strategy that will not last does without.
   if (++num_since_ == patience) book(in_bounds, [&] { followers_.find(graph, std::exchange(changed_since_, {})); });
@@ -99,8 +99,8 @@ bool Simulator::changes_nothing(const std::vector<std::pair<int32_t, Configurati
                      [&](const auto& change) { return graph.ops[change.first].configuration == change.second; });
 }
 
-std::optional<int64_t> Simulator::propose_nothing(int64_t limit) {
-  if (makespan_ > limit) return std::nullopt;
+std::optional<int64_t> Simulator::propose_nothing(int64_t limit, int64_t most_overflow) {
+  if (makespan_ > limit || (most_overflow != INT64_MAX && overflow() > most_overflow)) return std::nullopt;
   open_ = nothing_ = true;
   return makespan_;
 }

@@ -44,7 +44,7 @@ class Simulator {
 
  private:
   bool changes_nothing(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
-  std::optional<int64_t> propose_nothing(int64_t limit);
+  std::optional<int64_t> propose_nothing(int64_t limit, int64_t most_overflow);
   void check(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
   // Runs something and books its time.
   template <typename Run>

@@ -20,8 +20,9 @@ class SyncBuilder {
     block_.tasks = std::make_shared<SyncTasks>();
     if (!group_.grad) return;
     auto buckets = fill_buckets();
-    if (before && std::equal(buckets.begin(), buckets.end(), before->tasks->buckets.begin(),
-                             before->tasks->buckets.end(), [](auto& a, auto& b) { return a.same_sum(b); }))
+    const auto same = [&](const Bucket& a, const Bucket& b) { return a.same_sum(b) && has_same_boxes(a, *before); };
+    if (before &&
+        std::equal(buckets.begin(), buckets.end(), before->tasks->buckets.begin(), before->tasks->buckets.end(), same))
       block_.tasks = before->tasks;
     else
       add_trips(std::move(buckets));
@@ -41,6 +42,14 @@ class SyncBuilder {
 
  private:
   const Tensor& tensor(size_t i) const { return graph_.graph.tensors[group_.tensors[i]]; }
+
+  // Else its gradients may come from others, of unchanged ops.
+  bool has_same_boxes(const Bucket& bucket, const SyncBlock& before) const {
+    return std::all_of(bucket.pieces.begin(), bucket.pieces.end(), [&](const auto& at) {
+      const auto &now = block_.pieces[at.first], &then = before.pieces[at.first];
+      return now == then || (*now)[at.second].boxes == (*then)[at.second].boxes;
+    });
+  }
 
   bool is_changing(size_t i) const {
     const auto& readers = tensor(i).readers;

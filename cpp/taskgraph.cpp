@@ -125,7 +125,7 @@ TaskGraph::OpState TaskGraph::configured(int32_t op, const Configuration& config
   return state;
 }
 
-// Whatever throws does so before anything is replaced, so that take_back always puts back what was.
+// Whatever throws, take_back puts back what was.
 void TaskGraph::change(const std::vector<std::pair<int32_t, Configuration>>& changes) {
   layouts_.forget();
   before_ = totals;
@@ -186,6 +186,11 @@ std::unique_ptr<FlowBlock> TaskGraph::find_flows(int32_t tensor) {
   auto block = spare_flows_.take();
   flow_builder_->find(tensor, *block);
   return block;
+}
+
+const OpBlock& TaskGraph::block_before(int32_t op) const {
+  const auto at = std::find_if(undo_.ops.begin(), undo_.ops.end(), [&](const auto& old) { return old.first == op; });
+  return at == undo_.ops.end() ? *ops[op].block : *at->second.block;
 }
 
 bool TaskGraph::find_whether_meets() const {

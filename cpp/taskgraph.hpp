@@ -180,6 +180,7 @@ class TaskGraph {
   const std::vector<int32_t>& reupdated() const { return reupdated_; }
   const std::vector<int32_t>& changed() const { return changed_; }
   bool is_changing(int32_t op) const { return changing_[op]; }
+  const OpBlock& block_before(int32_t op) const;  // the change
 
   const Graph& graph;
   const Machine machine;
