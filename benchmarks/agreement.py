@@ -1,4 +1,4 @@
-"""Delta against full on every task: a million proposals on small models with 2 to 16 devices, and a thousand for each
+"""Delta and resume against full on every task: a million proposals on small models with 2 to 16 devices, and a thousand for each
 model at its full size on 64."""
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def check(sim: ss.Simulator, walk: Iterator[dict[str, ss.Configuration]], count:
         makespan = sim.propose(changes, engine="full")
         tasks = sim.native.timeline()
         sim.reject()
-        same = sim.propose(changes, engine="delta") == makespan
-        wrong += not (same and all(np.array_equal(a, b) for a, b in zip(tasks, sim.native.timeline())))
-        if rng.random() < share:
-            sim.accept()
-        else:
-            sim.reject()
+        for engine in ("delta", "resume"):  # the last may be accepted
+            same = sim.propose(changes, engine=engine) == makespan
+            wrong += not (same and all(np.array_equal(a, b) for a, b in zip(tasks, sim.native.timeline())))
+            if engine == "resume" and rng.random() < share:
+                sim.accept()
+            else:
+                sim.reject()
     return wrong
 
 
