@@ -1,5 +1,5 @@
-"""Delta and resume against full on every task: a million proposals on small models with 2 to 16 devices, and a thousand for each
-model at its full size on 64."""
+"""Delta and resume against full on every task: a million proposals on small models with 2 to 16 devices, and a thousand
+for each model at its full size on 64."""
 
 from __future__ import annotations
 
