@@ -122,13 +122,18 @@ int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
     const auto& block = *graph.flows[tensor];
     if (block.most_forward == 0) continue;
     const int32_t producer = graph.graph.tensors[tensor].producer;
-    int64_t rest = INT64_MAX;
-    for (const auto& [reader, input] : graph.graph.tensors[tensor].readers)
-      rest = std::min(rest, head_forward_[reader]);
-    most =
-        std::max(most, first + (graph.is_changing(producer) ? made(graph, producer) : 0) + block.most_forward + rest);
+    const int64_t begin = first + (graph.is_changing(producer) ? made(graph, producer) : 0);
+    most = std::max(most, begin + block.most_forward + behind_message(graph, tensor));
   }
   return most;
+}
+
+// Whoever reads it.
+int64_t Bounds::behind_message(const TaskGraph& graph, int32_t tensor) const {
+  int64_t least = INT64_MAX;
+  for (const auto& [reader, input] : graph.graph.tensors[tensor].readers)
+    least = std::min(least, head_forward_[reader]);
+  return least;
 }
 
 void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
@@ -137,12 +142,10 @@ void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
   behind_ = before_;
   if (!followers) return;
   for (const int32_t op : graph.changed()) {
-    for (size_t i = 0; i < words; ++i) {
-      before_[i] |= followers->before(op)[i];
-      behind_[i] |= followers->behind(op)[i];
-    }
-    before_[op >> 6] |= uint64_t{1} << (op & 63);
-    behind_[op >> 6] |= uint64_t{1} << (op & 63);
+    add(before_, followers->before(op));
+    add(behind_, followers->behind(op));
+    set(before_, op);
+    set(behind_, op);
   }
 }
 
@@ -150,10 +153,7 @@ void Bounds::find_transfers(const TaskGraph& graph) {
   for (int32_t op = 0; op < static_cast<int32_t>(graph.ops.size()); ++op)
     for (const auto& output : graph.graph.ops[op].outputs) {
       if (graph.flows[output.tensor]->holds.empty()) continue;
-      int64_t least = INT64_MAX;
-      for (const auto& [reader, input] : graph.graph.tensors[output.tensor].readers)
-        least = std::min(least, head_forward_[reader]);
-      tails_[graph.transfer_tail(output.tensor, false)] = least;
+      tails_[graph.transfer_tail(output.tensor, false)] = behind_message(graph, output.tensor);
       tails_[graph.transfer_tail(output.tensor, true)] = head_backward_[op];
     }
 }

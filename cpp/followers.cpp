@@ -5,16 +5,6 @@
 
 namespace soapstone {
 
-namespace {
-
-void set(std::vector<uint64_t>& bits, int32_t op) { bits[op >> 6] |= uint64_t{1} << (op & 63); }
-
-void add(std::vector<uint64_t>& bits, const std::vector<uint64_t>& more) {
-  for (size_t i = 0; i < bits.size(); ++i) bits[i] |= more[i];
-}
-
-}  // namespace
-
 Followers::Followers(const Graph& graph)
     : forward(graph.ops.size()),
       backward(graph.ops.size()),

@@ -58,6 +58,10 @@ class Followers {
   Side forward_, backward_;
 };
 
-inline bool has(const std::vector<uint64_t>& bits, int32_t op) { return bits[op >> 6] >> (op & 63) & 1; }
+inline bool has(const Followers::Bits& bits, int32_t op) { return bits[op >> 6] >> (op & 63) & 1; }
+inline void set(Followers::Bits& bits, int32_t op) { bits[op >> 6] |= uint64_t{1} << (op & 63); }
+inline void add(Followers::Bits& bits, const Followers::Bits& more) {
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] |= more[i];
+}
 
 }  // namespace soapstone
