@@ -28,12 +28,12 @@ int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
   return head + least[role_finish_backward];
 }
 
-// Likewise for forward. `behind_loss` follows where the op ends it.
-int64_t Bounds::forward(const TaskGraph& graph, int32_t op, int64_t behind_loss) {
+// Likewise for forward.
+int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
   const auto& state = graph.ops[op];
   const auto& least = state.block->least;
   const bool finishes = !state.block->finish_forward.empty(), ends = op == graph.exit();
-  int64_t tail = graph.graph.ops[op].backward ? head_backward_[op] : 0;
+  int64_t tail = graph.meets_at_loss() && !ends ? behind_loss_ : graph.graph.ops[op].backward ? head_backward_[op] : 0;
   for (const auto& output : graph.graph.ops[op].outputs) {
     if (finishes && state.layout->copies > 1) break;  // some copy may have no reader
     const auto& readers = graph.graph.tensors[output.tensor].readers;
@@ -46,19 +46,20 @@ int64_t Bounds::forward(const TaskGraph& graph, int32_t op, int64_t behind_loss)
       tails_[graph.tail_of(op, role_finish_forward)] = tail;
       tail += least[role_finish_forward];
     }
-    if (ends) tail = std::max(tail, behind_loss);
+    if (ends) tail = std::max(tail, behind_loss_);
     tails_[graph.tail_of(op, role_combine_forward)] = tail;
     tail += least[role_combine_forward];
   } else if (ends) {
-    tail = std::max(tail, behind_loss);
+    tail = std::max(tail, behind_loss_);
   }
   tails_[graph.tail_of(op, role_forward)] = tail;
   return tail + least[role_forward];
 }
 
 // The most that a resource serves in backward, with what at least comes behind a link's last task.
-int64_t Bounds::behind_loss(const TaskGraph& graph, const Followers* followers, int64_t last) const {
-  int64_t most = head_backward_[graph.exit()];
+int64_t Bounds::least_behind(const TaskGraph& graph, const Followers* followers, int64_t last) const {
+  const auto& exit = *graph.ops[graph.exit()].block;
+  int64_t most = head_backward_[graph.exit()] + (exit.finish_forward.empty() ? 0 : exit.least[role_finish_forward]);
   if (followers) most = std::max(most, messages_backward(graph, *followers));
   const int32_t num_devices = graph.machine.topology.num_devices();
   for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.behind.size()); ++i)
@@ -185,24 +186,28 @@ bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t fi
     tail = std::max(tail, followers->backward[op].after + last);
     head = std::max(head, followers->backward[op].from + last);
   }
-  int64_t behind = 0;
+  int64_t through = 0;  // the loss, or any op
+  behind_loss_ = 0;
   const bool meets = graph.meets_at_loss();
   if (meets) {
-    behind = behind_loss(graph, followers, std::min(last, update));
-    bound_ = std::max(bound_, behind + *std::max_element(graph.totals.before.begin(), graph.totals.before.end()));
+    behind_loss_ = least_behind(graph, followers, std::min(last, update));
+    through = behind_loss_ + *std::max_element(graph.totals.before.begin(), graph.totals.before.end());
+    bound_ = std::max(bound_, through);
     if (bound_ > limit) return false;
   }
   for (int32_t op = num_ops; op-- > 0;) {
     int64_t& head = head_forward_[op];
-    head = forward(graph, op, behind);
+    head = forward(graph, op);
     if (meets && !has(before_, op)) {
       int64_t& tail = tails_[graph.tail_of(op, role_forward)];
-      tail = std::max(tail, followers->forward[op].after + behind);
-      head = std::max(head, followers->forward[op].from + behind);
+      tail = std::max(tail, followers->forward[op].after + behind_loss_);
+      head = std::max(head, followers->forward[op].from + behind_loss_);
     }
-    bound_ = std::max(bound_, head);
+    through = std::max(through, head);
   }
-  if (meets) bound_ = std::max(bound_, messages_forward(graph, first));
+  if (meets) through = std::max(through, messages_forward(graph, first));
+  before_loss_ = through - behind_loss_;
+  bound_ = std::max(bound_, through);
   if (bound_ > limit) return false;
   find_transfers(graph);
   return true;

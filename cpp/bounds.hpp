@@ -26,12 +26,15 @@ class Bounds {
   bool hold(const TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit);
   int64_t tail(int32_t index) const { return tails_[index]; }
   int64_t bound() const { return bound_; }
+  // Where tasks meet at the loss: to its end, and from there.
+  int64_t before_loss() const { return before_loss_; }
+  int64_t behind_loss() const { return behind_loss_; }
 
  private:
   void find_changed(const TaskGraph& graph, const Followers* followers);
   int64_t backward(const TaskGraph& graph, int32_t op);
-  int64_t forward(const TaskGraph& graph, int32_t op, int64_t behind_loss);
-  int64_t behind_loss(const TaskGraph& graph, const Followers* followers, int64_t last) const;
+  int64_t forward(const TaskGraph& graph, int32_t op);
+  int64_t least_behind(const TaskGraph& graph, const Followers* followers, int64_t last) const;
   int64_t ended(const TaskGraph& graph, const Followers& followers, int32_t op) const;
   int64_t gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const;
   int64_t made(const TaskGraph& graph, int32_t op) const;
@@ -44,7 +47,7 @@ class Bounds {
   std::vector<int64_t> head_backward_;  // by op: from when its output's gradient is there
   std::vector<int64_t> head_forward_;   // by op: from when its inputs are there
   Followers::Bits before_, behind_;     // the changed ops and those that lie before them, or behind them
-  int64_t bound_ = 0;
+  int64_t bound_ = 0, before_loss_ = 0, behind_loss_ = 0;
 };
 
 }  // namespace soapstone

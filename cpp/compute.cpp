@@ -114,11 +114,10 @@ std::unique_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& sta
   if (layout.combines) builder.combines(role_combine_forward, block->combine_forward);
   block->num_before = block->holds.size();
   if (finishes) builder.computes(role_finish_forward, &PartTimes::finish_forward, block->finish_forward);
-  if (layout.copies == 1) block->num_before = block->holds.size();  // else some copy may be of no use
-  block->first_behind = block->holds.size();
+  if (op != exit_) block->num_before = block->holds.size();
+  block->first_behind = block->num_before;
   if (back) {
     if (finishes) builder.computes(role_finish_backward, &PartTimes::finish_backward, block->finish_backward);
-    if (layout.copies > 1) block->first_behind = block->holds.size();
     if (layout.combines) builder.combines(role_combine_backward, block->combine_backward);
     builder.computes(role_backward, &PartTimes::backward, block->backward);
   }
@@ -126,21 +125,35 @@ std::unique_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& sta
   return block;
 }
 
-// Edges inside an op. A task's gradient comes back behind its readers, so where it does, it need not wait for the task
-// as such.
+// Whether a part finishes a copy that nobody reads.
+bool TaskGraph::is_idle(int32_t op, int32_t part) const {
+  const auto& finish = ops[op].block->finish_forward;
+  const auto& outputs = graph.ops[op].outputs;
+  return !finish.empty() && finish[part] >= 0 &&
+         std::none_of(outputs.begin(), outputs.end(), [&](const auto& out) { return flows[out.tensor]->read[part]; });
+}
+
+bool TaskGraph::has_idle(int32_t op) const {
+  for (int32_t part = 0; part < ops[op].layout->num_parts; ++part)
+    if (is_idle(op, part)) return true;
+  return false;
+}
+
+// Edges inside an op, and from what finishes a copy that nobody reads to the loss: all of forward comes before it. A
+// task's gradient comes back behind its readers, so where it does, it need not wait for the task as such.
 void TaskGraph::inner_edges(int32_t op, std::vector<Edge>& edges) const {
   const auto& layout = *ops[op].layout;
   const auto& block = *ops[op].block;
   const bool back = graph.ops[op].backward;
-  const auto returned = [&](int32_t part) {
-    if (thorough_) return false;
+  const auto returned = [&](int32_t begin, int32_t end) {
     for (const auto& output : graph.ops[op].outputs)
-      if (flows[output.tensor]->returns[part]) return true;
+      for (int32_t part = begin; part < end; ++part)
+        if (flows[output.tensor]->returns[part]) return true;
     return false;
   };
   if (!layout.combines) {
     for (int32_t part = 0; back && part < layout.num_parts; ++part)
-      if (!returned(part)) edges.push_back({block.forward[part], block.backward[part]});
+      if (thorough_ || !returned(part, part + 1)) edges.push_back({block.forward[part], block.backward[part]});
     return;
   }
   const bool finishes = !block.finish_forward.empty();
@@ -150,13 +163,21 @@ void TaskGraph::inner_edges(int32_t op, std::vector<Edge>& edges) const {
     if (back) edges.push_back({block.combine_backward[group], block.backward[part]});
     if (!finishes || block.finish_forward[part] < 0) continue;
     edges.push_back({block.combine_forward[group], block.finish_forward[part]});
+    if (exit_ >= 0 && op != exit_ && is_idle(op, part)) edges.push_back({block.finish_forward[part], loss()});
     if (!back) continue;
     edges.push_back({block.finish_backward[part], block.combine_backward[group]});
-    if (!returned(part)) edges.push_back({block.finish_forward[part], block.finish_backward[part]});
+    // Where another copy's gradient begins it, its device serves it behind the copy anyway.
+    const int32_t first = part / layout.copies * layout.copies;
+    if (!returned(first, first + layout.copies) || (thorough_ && returned(part, part + 1)))
+      edges.push_back({block.finish_forward[part], block.finish_backward[part]});
   }
   if (finishes || !back) return;
-  for (size_t group = 0; group < layout.groups.size(); ++group)
-    edges.push_back({block.combine_forward[group], block.combine_backward[group]});
+  for (size_t group = 0; group < layout.groups.size(); ++group) {
+    const auto& parts = layout.groups[group];
+    const auto is_returned = [&](int32_t part) { return returned(part, part + 1); };
+    if (thorough_ || std::none_of(parts.begin(), parts.end(), is_returned))
+      edges.push_back({block.combine_forward[group], block.combine_backward[group]});
+  }
 }
 
 }  // namespace soapstone

@@ -118,6 +118,7 @@ void Engine::open_fresh() {
       swept(slot).served = true;  // never again
     }
   for (const auto& edge : added_) touched.push_back(edge.to);
+  if (graph_.exit() >= 0) touched.push_back(graph_.loss());  // it waits for copies until somebody reads them
   for (const auto& [begin, count] : graph_.fresh())
     for (int32_t slot = begin; slot < begin + count; ++slot) {
       set_open(slot);
@@ -150,14 +151,10 @@ void Engine::tell(int32_t slot, bool was_open, int64_t end) {
 }
 
 bool Engine::serve_anew(int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds) {
-  const Task& task = graph_.pool.tasks[slot];
+  if (!serve(forward_, slot, ready, limit, bounds)) return false;
   Sweep& sweep = swept(slot);
-  int64_t end;
-  if (!serve(task, ready, limit, end) || bounds.tail(task.tail) > limit - end) return false;
+  const int64_t end = served_[slot].end;
   sweep.served = true;
-  served_[slot] = {ready, end};
-  suffix_.push_back(slot);
-  makespan_ = std::max(makespan_, end);
   num_served_ += !is_old(slot) || end != old_end_[slot];
   tell(slot, sweep.open, end);
   return true;
@@ -199,20 +196,15 @@ bool Engine::sweep(int64_t limit, const Bounds& bounds) {
   mark_edited();
   collect_added();
   open_fresh();
-  const auto every = std::max<size_t>(256, 2 * resources_.size());
-  size_t next_note = 0;
   auto at = static_cast<size_t>(cut_);
   while (true) {
     while (at < order_.size() && sweep_[order_[at]].play == play_ &&
            (sweep_[order_[at]].served || sweep_[order_[at]].open))
       ++at;
-    if (at == order_.size() && offers_.empty()) return makespan_ <= limit;
+    if (at == order_.size() && offers_.empty()) return (makespan_ = forward_.latest) <= limit;
     const bool old = offers_.empty() || (at < order_.size() && old_look(order_[at]) < offers_.front());
-    if (suffix_.size() >= next_note) {
-      if (hopeless(old ? old_ready_[order_[at]] : offers_.front().ready, limit)) return false;
-      checkpoint(cut_ + static_cast<int32_t>(suffix_.size()));
-      next_note = suffix_.size() + every;
-    }
+    if (forward_.order.size() >= forward_.next_note)
+      note(forward_, old ? old_ready_[order_[at]] : offers_.front().ready);
     if (!(old ? take_old(order_[at++], limit, bounds) : take_offer(limit, bounds))) return false;
   }
 }

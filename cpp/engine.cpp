@@ -1,7 +1,6 @@
 #include "engine.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace soapstone {
@@ -9,6 +8,8 @@ namespace soapstone {
 namespace {
 
 constexpr int32_t forever = INT32_MAX;
+constexpr int64_t turn = 128;  // tasks that a side serves before it is the other's turn
+constexpr double eager = 8;    // backward, where gradients queue up behind sums: it shows sooner what a change costs
 
 }  // namespace
 
@@ -21,88 +22,105 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   old_end_.resize(num_slots);
   if (++play_ == 0) forget_plays();
   num_served_ = 0;
-  num_skipped_ = 0;
-  suffix_.clear();
-  noted_.clear();
   cut_ = 0;
   int64_t change = 0;
   if (method != Method::full && !order_.empty()) {
     change = waits_for_nothing() ? 0 : method == Method::delta ? first_touch() : first_change(-1);
-    const auto at = std::lower_bound(order_.begin(), order_.end(), change,
-                                     [&](int32_t slot, int64_t time) { return old_ready_[slot] < time; });
-    cut_ = static_cast<int32_t>(at - order_.begin());
+    cut_ = position_at(change);
     if (cut_ == 0 || cut_ == static_cast<int32_t>(order_.size())) cut_ = change = 0;
   }
-  start(cut_);
-  makespan_ = cut_ == 0 ? 0 : latest_[cut_ - 1];
+  const bool in_sides = method == Method::resume && cut_ <= loss_ && has_sides();
+  forward_.whole = graph_.totals.work;
+  if (in_sides)
+    for (size_t i = 0; i < forward_.whole.size(); ++i)
+      forward_.whole[i] = graph_.totals.before[i] + bounds.behind_loss();
+  start(forward_, cut_);
   if (method == Method::delta && !order_.empty()) return sweep(limit, bounds);
-  calendar_.reset(change, std::max(old_makespan_, bounds.bound()), num_slots);
-  bool in_time = seed(cut_, change), done = false;
-  if (in_time) done = cut_ > 0 && cut_ <= loss_ ? serve_in_two(limit, bounds, in_time) : serve_all(limit, bounds);
+  forward_.calendar.reset(change, std::max(old_makespan_, bounds.bound()), num_slots);
+  bool in_time = seed(change), done = false;
+  if (in_time) done = in_sides ? serve_sides(limit, bounds, in_time) : serve_some(forward_, INT64_MAX, limit, bounds);
   restore();
-  return in_time ? done : play(Method::full, limit, bounds);
+  if (!in_time) return play(Method::full, limit, bounds);
+  makespan_ = forward_.latest;
+  return done;
 }
 
-// Forward up to the loss, and backward from where it is not as it was; `in_time` says whether nothing comes before
-// that.
-bool Engine::serve_in_two(int64_t limit, const Bounds& bounds, bool& in_time) {
+// The first position of the old order that is ready at a time or later.
+int32_t Engine::position_at(int64_t time) const {
+  const auto at = std::lower_bound(order_.begin(), order_.end(), time,
+                                   [&](int32_t slot, int64_t other) { return old_ready_[slot] < other; });
+  return static_cast<int32_t>(at - order_.begin());
+}
+
+// Whether the loss parts the tasks as it did before.
+bool Engine::has_sides() const { return loss_ >= 0 && graph_.meets_at_loss() && order_[loss_] == graph_.loss(); }
+
+// In turns: each is held against what the other takes at least. Backward is played as if the loss ended when it did;
+// `in_time` says whether none of it is ready before its first change.
+bool Engine::serve_sides(int64_t limit, const Bounds& bounds, bool& in_time) {
+  limit = std::min(limit, INT64_MAX / 2);  // so that nothing overflows
   const int32_t loss = order_[loss_];
-  if (loss != graph_.loss() || !graph_.meets_at_loss()) return serve_all(limit, bounds);
   const int64_t change = std::min(first_change(loss_), old_makespan_);
-  const auto at = std::lower_bound(order_.begin() + loss_ + 1, order_.end(), change,
-                                   [&](int32_t slot, int64_t time) { return old_ready_[slot] < time; });
-  const auto to = static_cast<int32_t>(at - order_.begin());
-  stop_ = loss;
-  const bool forward = serve_all(limit, bounds);
-  stop_ = -1;
-  if (!forward) return false;
-  const Task& task = graph_.pool.tasks[loss];
-  const int64_t end = served_[loss].end, shift = end - old_end_[loss];
-  if (to <= loss_ + 1 || makespan_ > end || !calendar_.is_empty()) {
-    give(task.next, task.num_next, end);
-    return serve_all(limit, bounds);
+  const int32_t to = std::max(position_at(change), loss_ + 1);
+  in_time = start_backward(to, change);
+  if (!in_time) return false;
+  const int64_t both = old_end_[loss] + bounds.behind_loss();  // forward counts the one of these, backward the other
+  forward_.stop = loss;
+  forward_.least = std::max(forward_.least, bounds.before_loss() + bounds.behind_loss());
+  backward_.least = std::max(backward_.least, both);
+  const double num_forward = loss_ + 1 - cut_, num_backward = static_cast<double>(order_.size()) - to;
+  while (!forward_.done || !backward_.done) {
+    const double forward = forward_.done ? 0 : gain(forward_, both, num_forward);
+    const double backward = backward_.done ? 0 : eager * gain(backward_, old_makespan_, num_backward);
+    Side& side = backward >= forward ? backward_ : forward_;
+    const Side& other = backward >= forward ? forward_ : backward_;
+    if (!serve_some(side, other.done ? INT64_MAX : turn, limit + both - other.least, bounds)) return false;
   }
-  const Middle middle{suffix_.size(), noted_.size()};
-  calendar_.reset(change + shift, std::max(old_makespan_ + shift, bounds.bound()), served_.size());
-  in_time = skip(to, change);
-  if (!in_time || !serve_all(limit, bounds)) return false;
-  splice(loss_ + 1, to, middle, shift);
+  join_sides(to);
   return true;
 }
 
-// Goes from the loss to a position of the old order, all between as it was. False where something is ready earlier.
-bool Engine::skip(int32_t to, int64_t change) {
-  const int32_t loss = order_[loss_];
-  const int64_t shift = served_[loss].end - old_end_[loss];
-  const std::vector<Resource> at_loss = resources_;
-  start(loss_ + 1);
-  served_more_.resize(resources_.size());
-  for (size_t i = 0; i < resources_.size(); ++i) served_more_[i] = resources_[i].left - at_loss[i].left;
-  start(to);
-  for (size_t i = 0; i < resources_.size(); ++i) {
-    resources_[i].free += shift;
-    resources_[i].left -= served_more_[i];
-  }
-  makespan_ = std::max(makespan_, latest_[to - 1] + shift);
-  num_skipped_ = to - loss_ - 1;
-  return give_from(loss_, to, shift, change);
+// What a side's bound can be expected to rise for each task that it still has to serve: it took so long before.
+double Engine::gain(const Side& side, int64_t took, double num_tasks) {
+  const auto left = std::max(num_tasks - static_cast<double>(side.order.size()), 1.0);
+  return static_cast<double>(std::max<int64_t>(took - side.least, 1)) / left;
 }
 
-// Puts what was skipped among what was served.
-void Engine::splice(int32_t from, int32_t to, const Middle& middle, int64_t shift) {
-  std::vector<Checkpoint> points;
+// From a position of the old order on, all from the loss to there as it was. False where something is ready earlier.
+bool Engine::start_backward(int32_t to, int64_t change) {
+  const auto& before = graph_.totals_before().before;
+  backward_.whole.resize(before.size());
+  for (size_t i = 0; i < before.size(); ++i) backward_.whole[i] = graph_.totals.behind[i] + before[i];
+  start(backward_, to);
+  backward_.whole = graph_.totals.work;
+  backward_.calendar.reset(change, old_makespan_, served_.size());
+  return give_from(backward_, loss_, to, change);
+}
+
+// Backward comes behind forward, and between them what was skipped.
+void Engine::join_sides(int32_t to) {
+  const int64_t shift = served_[order_[loss_]].end - old_end_[order_[loss_]];
+  const auto begin = static_cast<int32_t>(forward_.order.size()), num_skipped = to - loss_ - 1;
+  const auto later = [&](Checkpoint& point, int32_t by) -> Checkpoint& {
+    point.position += by;
+    for (auto& resource : point.resources) resource.free += shift;
+    return point;
+  };
   for (const auto& point : checkpoints_) {
-    if (point.position < from || point.position >= to) continue;
-    points.push_back(point);
-    points.back().position += cut_ + static_cast<int32_t>(middle.suffix) - from;
-    for (size_t i = 0; i < resources_.size(); ++i) {
-      points.back().resources[i].free += shift;
-      points.back().resources[i].left += served_more_[i];
-    }
+    if (point.position <= loss_ || point.position >= to) continue;
+    Checkpoint copy = point;
+    for (size_t i = 0; i < copy.resources.size(); ++i)
+      copy.resources[i].left += graph_.totals.before[i] - graph_.totals_before().before[i];
+    forward_.noted.push_back(std::move(later(copy, begin - loss_ - 1)));
   }
-  noted_.insert(noted_.begin() + static_cast<ptrdiff_t>(middle.noted), points.begin(), points.end());
-  suffix_.insert(suffix_.begin() + static_cast<ptrdiff_t>(middle.suffix), order_.begin() + from, order_.begin() + to);
-  for (int32_t i = from; i < to; ++i) served_[order_[i]] = {old_ready_[order_[i]] + shift, old_end_[order_[i]] + shift};
+  for (auto& point : backward_.noted) forward_.noted.push_back(std::move(later(point, begin + num_skipped)));
+  const auto add = [&](int32_t slot, const Served& served) {
+    forward_.order.push_back(slot);
+    served_[slot] = {served.ready + shift, served.end + shift};
+  };
+  for (int32_t i = loss_ + 1; i < to; ++i) add(order_[i], {old_ready_[order_[i]], old_end_[order_[i]]});
+  for (const int32_t slot : backward_.order) add(slot, served_[slot]);
+  forward_.latest = backward_.latest + shift;
 }
 
 void Engine::restore() {
@@ -196,50 +214,52 @@ int64_t Engine::first_change(int32_t position) {
   return first;
 }
 
-// The resources as they are before the task at `cut` is served.
-void Engine::start(int32_t cut) {
+// As it is before the task at `cut` is served.
+void Engine::start(Side& side, int32_t cut) {
+  side.order.clear();
+  side.noted.clear();
+  side.latest = cut == 0 ? 0 : latest_[cut - 1];
   int32_t from = 0;
   const auto after = std::upper_bound(checkpoints_.begin(), checkpoints_.end(), cut,
                                       [](int32_t at, const Checkpoint& point) { return at < point.position; });
   if (after == checkpoints_.begin()) {
-    resources_.assign(graph_.totals.work.size(), {0, 0});
+    side.resources.assign(side.whole.size(), {0, 0});
   } else {
     from = (after - 1)->position;
-    resources_ = (after - 1)->resources;
+    side.resources = (after - 1)->resources;
   }
-  for (size_t i = 0; i < resources_.size(); ++i) resources_[i].left = graph_.totals.work[i] - resources_[i].left;
-  replay(from, cut);
+  for (size_t i = 0; i < side.whole.size(); ++i) side.resources[i].left = side.whole[i] - side.resources[i].left;
+  for (int32_t i = from; i < cut; ++i) hold(side, graph_.pool.tasks[order_[i]], old_ready_[order_[i]]);
+  side.least = std::max(side.latest, least_at(side, 0));
+  side.next_note = 0;
+  side.stop = -1;
+  side.done = false;
 }
 
-void Engine::replay(int32_t from, int32_t to) {
-  int64_t end;
-  for (int32_t i = from; i < to; ++i) serve(graph_.pool.tasks[order_[i]], old_ready_[order_[i]], INT64_MAX, end);
-}
-
-// What waits at `cut`: all that is ready at the start, or for all of whose predecessors the times are known.
-bool Engine::seed(int32_t cut, int64_t change) {
-  if (cut > 0) return give_from(0, cut, 0, change);
+// What waits at the cut: all that is ready at the start, or for all of whose predecessors the times are known.
+bool Engine::seed(int64_t change) {
+  if (cut_ > 0) return give_from(forward_, 0, cut_, change);
   graph_.each_slot([&](int32_t slot) {
-    if (graph_.pool.waiting[slot] == 0) calendar_.push(slot);
+    if (graph_.pool.waiting[slot] == 0) forward_.calendar.push(slot);
   });
   return true;
 }
 
-// What the tasks at some positions of the old order give to those that come behind, had all been so much later. False
-// where something is ready before the change: it lost one that it waited for.
-bool Engine::give_from(int32_t begin, int32_t end, int64_t shift, int64_t change) {
+// What the tasks at some positions of the old order give to those that come behind. False where something is ready
+// before the change: it lost one that it waited for.
+bool Engine::give_from(Side& side, int32_t begin, int32_t end, int64_t change) {
   const auto reached = far_reach(end);
   bool in_time = true;
   for (int32_t i = begin; in_time && i < end; ++i) {
     if (reach_[i] < end) continue;
     const Task& task = graph_.pool.tasks[order_[i]];
-    const int64_t ended = old_end_[order_[i]] + shift;
+    const int64_t ended = old_end_[order_[i]];
     for (const int32_t next : std::span(task.next, task.num_next)) {
       if (position_[next] >= 0 && position_[next] < end) continue;
       const auto& state = graph_.pool.states[next];
-      in_time = state.waiting > 1 || std::max(state.ready, ended) >= change + shift;
+      in_time = state.waiting > 1 || std::max(state.ready, ended) >= change;
       if (!in_time) break;
-      give(&next, 1, ended);
+      give(side, &next, 1, ended);
     }
   }
   for (const auto& [position, reach] : reached) reach_[position] = reach;
@@ -257,7 +277,7 @@ std::vector<std::pair<int32_t, int32_t>> Engine::far_reach(int32_t cut) {
 }
 
 // Counted without a jump: which tasks are seen first, and which are ready now, is hard to predict.
-inline void Engine::give(const int32_t* slots, int32_t count, int64_t end) {
+inline void Engine::give(Side& side, const int32_t* slots, int32_t count, int64_t end) {
   if (due_.size() < static_cast<size_t>(count)) due_.resize(2 * count);
   size_t num_due = 0;
   for (int32_t i = 0; i < count; ++i) {
@@ -271,43 +291,45 @@ inline void Engine::give(const int32_t* slots, int32_t count, int64_t end) {
   }
   for (size_t i = 0; i < num_due; ++i) {
     __builtin_prefetch(&graph_.pool.tasks[due_[i]]);
-    calendar_.push(due_[i]);
+    side.calendar.push(due_[i]);
   }
 }
 
-bool Engine::hopeless(int64_t now, int64_t limit) const {
-  for (const auto& [free, left] : resources_)
-    if (left > 0 && std::max(free, now) + left > limit) return true;
-  return false;
+// Of what is left, where nothing is served before `now`.
+int64_t Engine::least_at(const Side& side, int64_t now) const {
+  int64_t least = 0;
+  for (const auto& [free, left] : side.resources) least = std::max(least, std::max(free, now) + left);
+  return least;
 }
 
-bool Engine::serve_all(int64_t limit, const Bounds& bounds) {
-  const auto every = static_cast<int32_t>(std::max<size_t>(256, 2 * resources_.size()));
-  int32_t until_check = 1;
+bool Engine::serve_some(Side& side, int64_t count, int64_t limit, const Bounds& bounds) {
+  if (side.least > limit) return false;
   Ready next;
-  while (calendar_.pop(next)) {
+  while (count-- > 0) {
+    if (!side.calendar.pop(next)) {
+      side.done = true;
+      break;
+    }
     ++num_served_;
-    if (--until_check == 0) {
-      if (hopeless(next.ready, limit)) return false;
-      checkpoint(cut_ + num_skipped_ + static_cast<int32_t>(num_served_) - 1);
-      until_check = every;
+    if (side.order.size() >= side.next_note) note(side, next.ready);
+    if (!serve(side, next.slot, next.ready, limit, bounds)) return false;
+    if (next.slot == side.stop) {
+      side.done = true;
+      break;
     }
     const Task& task = graph_.pool.tasks[next.slot];
-    int64_t end;
-    if (!serve(task, next.ready, limit, end) || bounds.tail(task.tail) > limit - end) return false;
-    served_[next.slot] = {next.ready, end};
-    suffix_.push_back(next.slot);
-    makespan_ = std::max(makespan_, end);
-    if (next.slot == stop_) return true;
-    give(task.next, task.num_next, end);
+    give(side, task.next, task.num_next, served_[next.slot].end);
   }
-  return makespan_ <= limit;
+  return true;
 }
 
-void Engine::checkpoint(int32_t position) {
-  Checkpoint point{position, resources_};
-  for (size_t i = 0; i < resources_.size(); ++i) point.resources[i].left = graph_.totals.work[i] - resources_[i].left;
-  noted_.push_back(std::move(point));
+// Now and then: what resources have done so far, and what they have left.
+void Engine::note(Side& side, int64_t now) {
+  side.least = std::max(side.least, least_at(side, now));
+  Checkpoint point{static_cast<int32_t>(side.order.size()), side.resources};
+  for (size_t i = 0; i < side.whole.size(); ++i) point.resources[i].left = side.whole[i] - side.resources[i].left;
+  side.noted.push_back(std::move(point));
+  side.next_note = side.order.size() + std::max<size_t>(256, 2 * side.resources.size());
 }
 
 // Where all tasks before the loss end by its end, and all behind it are ready from then on.
@@ -325,7 +347,7 @@ void Engine::adopt() {
   for (const auto& [begin, count] : graph_.gone())
     for (int32_t slot = begin; slot < begin + count; ++slot) position_[slot] = -1;
   order_.resize(cut_);
-  order_.insert(order_.end(), suffix_.begin(), suffix_.end());
+  order_.insert(order_.end(), forward_.order.begin(), forward_.order.end());
   latest_.resize(order_.size());
   far_reach(cut_);
   for (size_t i = cut_; i < order_.size(); ++i) {
@@ -336,8 +358,10 @@ void Engine::adopt() {
     latest_[i] = std::max(i == 0 ? 0 : latest_[i - 1], served_[slot].end);
   }
   while (!checkpoints_.empty() && checkpoints_.back().position >= cut_) checkpoints_.pop_back();
-  std::move(noted_.begin(), noted_.end(), std::back_inserter(checkpoints_));
-  noted_.clear();
+  for (auto& point : forward_.noted) {
+    point.position += cut_;
+    checkpoints_.push_back(std::move(point));
+  }
   old_makespan_ = makespan_;
   reach_.resize(order_.size(), forever);
   for (size_t i = 0; i < order_.size(); ++i) {

@@ -2,8 +2,8 @@
 //
 // full     Algorithm 1 of the paper, by a calendar instead of a heap
 // resume   the same, from the first moment that a change can touch; all before it is as it was. Where every task comes
-//          before or behind the loss, backward is the same whenever it begins: so from the loss it goes on at the first
-//          moment of backward that the change can touch
+//          before or behind the loss, the two sides know nothing of each other: each is played from its own first
+//          moment, in turns, until their bounds together pass the limit
 // delta    Algorithm 2 of the paper: goes over the old order once, and serves anew only what changes
 //
 // A play may have a limit. It stops as soon as some lower bound of the makespan passes it: what a resource still has to
@@ -20,7 +20,7 @@ enum class Method : int32_t { full, resume, delta };
 
 class Engine {
  public:
-  explicit Engine(TaskGraph& graph) : graph_(graph), calendar_(graph.pool) {}
+  explicit Engine(TaskGraph& graph) : graph_(graph), forward_(graph.pool), backward_(graph.pool) {}
 
   // Plays the graph as it is. False where the makespan passes the limit.
   bool play(Method method, int64_t limit, const Bounds& bounds);
@@ -33,7 +33,7 @@ class Engine {
   // The last play is forgotten.
   void drop() {
     cut_ = static_cast<int32_t>(order_.size());
-    suffix_.clear();
+    forward_.order.clear();
   }
 
   // Before this, all is as it was in what was adopted: no part of some changed ops was ready, or is, any earlier.
@@ -58,28 +58,43 @@ class Engine {
     int32_t position;
     std::vector<Resource> resources;  // `left` counts what was served
   };
+  // What is played from one moment on: all, or what comes before the loss, or behind it.
+  struct Side {
+    explicit Side(TaskPool& pool) : calendar(pool) {}
+
+    Calendar calendar;
+    std::vector<Resource> resources;
+    std::vector<int64_t> whole;     // by resource: `left` and what was served
+    std::vector<int32_t> order;     // the slots that it served
+    std::vector<Checkpoint> noted;  // at positions in `order`
+    int64_t latest = 0;             // end so far
+    int64_t least = 0;              // a lower bound of the end, with what surely follows
+    size_t next_note = 0;
+    int32_t stop = -1;  // the slot that ends it, where one does
+    bool done = false;
+  };
 
   bool waits_for_nothing() const;
   int64_t first_touch() const;
   int64_t first_change(int32_t position);
   int64_t first_arrival(int32_t op) const;
-  void start(int32_t cut);
-  bool seed(int32_t cut, int64_t change);
-  bool give_from(int32_t begin, int32_t end, int64_t shift, int64_t change);
+  int32_t position_at(int64_t time) const;
+  bool has_sides() const;
+  void start(Side& side, int32_t cut);
+  bool seed(int64_t change);
+  bool give_from(Side& side, int32_t begin, int32_t end, int64_t change);
   std::vector<std::pair<int32_t, int32_t>> far_reach(int32_t cut);
-  void give(const int32_t* slots, int32_t count, int64_t end);
-  bool serve_all(int64_t limit, const Bounds& bounds);
-  bool serve_in_two(int64_t limit, const Bounds& bounds, bool& in_time);
+  void give(Side& side, const int32_t* slots, int32_t count, int64_t end);
+  bool serve_some(Side& side, int64_t count, int64_t limit, const Bounds& bounds);
+  bool serve_sides(int64_t limit, const Bounds& bounds, bool& in_time);
+  bool start_backward(int32_t to, int64_t change);
+  static double gain(const Side& side, int64_t took, double num_tasks);
+  void join_sides(int32_t to);
   void find_loss();
-  bool skip(int32_t to, int64_t change);
-  struct Middle {
-    size_t suffix, noted;  // how many there are before what is skipped
-  };
-  void splice(int32_t from, int32_t to, const Middle& middle, int64_t shift);
-  bool serve(const Task& task, int64_t ready, int64_t limit, int64_t& end);
-  bool hopeless(int64_t now, int64_t limit) const;
-  void replay(int32_t from, int32_t to);
-  void checkpoint(int32_t position);
+  int64_t hold(Side& side, const Task& task, int64_t ready);
+  bool serve(Side& side, int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds);
+  int64_t least_at(const Side& side, int64_t now) const;
+  void note(Side& side, int64_t now);
   void restore();
 
   // Delta.
@@ -112,20 +127,14 @@ class Engine {
   Ready old_look(int32_t slot) const { return {old_ready_[slot], graph_.pool.tasks[slot].key, slot}; }
 
   TaskGraph& graph_;
-  Calendar calendar_;
+  Side forward_, backward_;       // forward is all, where the loss does not part the tasks
   std::vector<Served> served_;    // by slot, in the last play
   std::vector<int32_t> touched_;  // slots whose state it changed
   size_t num_touched_ = 0;
   std::vector<int32_t> due_;  // those that one task makes ready
-  std::vector<Resource> resources_;
-  std::vector<int32_t> suffix_;    // what the last play served, in order, from position `cut_` on
-  std::vector<Checkpoint> noted_;  // during it
-  int32_t cut_ = 0;
+  int32_t cut_ = 0;           // the last play served from here on
   uint32_t play_ = 0;
   int64_t makespan_ = 0, num_served_ = 0;
-  std::vector<int64_t> served_more_;  // by resource: of forward, than before the change
-  int32_t num_skipped_ = 0;           // tasks between those that it served, which come as they did
-  int32_t stop_ = -1;                 // the slot that ends a play, where one does
 
   std::vector<Sweep> sweep_;   // by slot
   std::vector<Ready> offers_;  // a heap
@@ -145,27 +154,37 @@ class Engine {
   int32_t loss_ = -1;  // its position, where it parts the tasks
 };
 
-// False where one of its resources cannot be done by the limit.
-inline bool Engine::serve(const Task& task, int64_t ready, int64_t limit, int64_t& end) {
+// Returns when a task ends that is ready now.
+inline int64_t Engine::hold(Side& side, const Task& task, int64_t ready) {
   int64_t served = ready;
-  bool possible = true;
   const auto hold = [&](const Hold& hold) {
-    Resource& resource = resources_[hold.resource];
+    Resource& resource = side.resources[hold.resource];
     resource.free = std::max(ready, resource.free) + hold.duration;
     resource.left -= hold.duration;
     served = std::max(served, resource.free);
-    possible &= resource.left <= limit - resource.free;
+    side.least = std::max(side.least, resource.free + resource.left);
   };
   if (task.num_holds > 0) hold(task.first);
   for (int32_t i = 1; i < task.num_holds; ++i) hold(task.holds[i]);
-  end = served + task.latency;
-  return possible;
+  return served + task.latency;
+}
+
+// False where the side cannot be done by the limit.
+inline bool Engine::serve(Side& side, int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds) {
+  const Task& task = graph_.pool.tasks[slot];
+  const int64_t end = hold(side, task, ready);
+  side.least = std::max(side.least, end + bounds.tail(task.tail));
+  if (side.least > limit) return false;
+  served_[slot] = {ready, end};
+  side.order.push_back(slot);
+  side.latest = std::max(side.latest, end);
+  return true;
 }
 
 template <typename Visit>
 void Engine::each(Visit visit) const {
   for (int32_t i = 0; i < cut_; ++i) visit(order_[i], old_ready_[order_[i]], old_end_[order_[i]]);
-  for (const int32_t slot : suffix_) visit(slot, served_[slot].ready, served_[slot].end);
+  for (const int32_t slot : forward_.order) visit(slot, served_[slot].ready, served_[slot].end);
 }
 
 }  // namespace soapstone

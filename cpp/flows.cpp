@@ -140,11 +140,13 @@ void FlowBuilder::sort_readers() {
 void FlowBuilder::find_gaps() {
   const int32_t num_parts = maker_->layout->num_output_parts;
   int32_t num_read = 0, num_returned = 0;
+  block_->read.assign(maker_->layout->num_parts, false);
   block_->returns.assign(maker_->layout->num_parts, false);
   for (size_t i = 0; i < block_->flows.size();) {
     const int32_t part = block_->flows[i].part;
     bool returned = false;
     for (; i < block_->flows.size() && block_->flows[i].part == part; ++i) {
+      block_->read[block_->flows[i].maker] = true;
       if (!block_->flows[i].returns) continue;
       returned = block_->returns[block_->flows[i].maker] = true;
     }
@@ -355,21 +357,46 @@ void FlowBuilder::connect() {
   }
 }
 
+// Of the flows of an output part, from `flow` on: the one with the lowest device of those that return, or -1.
+int32_t FlowBuilder::first_return(size_t flow) const {
+  int32_t first = -1;
+  for (size_t i = flow; i < block_->flows.size() && block_->flows[i].part == block_->flows[flow].part; ++i)
+    if (block_->flows[i].returns && (first < 0 || block_->flows[i].device < block_->flows[first].device))
+      first = static_cast<int32_t>(i);
+  return first;
+}
+
+// A copy takes the gradient of those who read it; copies without one begin backward with the first that has one.
+void FlowBuilder::find_sinks(const Flow& flow, bool first) {
+  const auto& finish = maker_->block->finish_backward;
+  sinks_.assign(1, maker_->block->sink(*maker_->layout, flow.maker));
+  if (!first || finish.empty()) return;
+  const int32_t copies = maker_->layout->copies;
+  for (int32_t part = flow.part * copies; part < (flow.part + 1) * copies; ++part)
+    if (!block_->returns[part] && finish[part] >= 0) sinks_.push_back(finish[part]);
+}
+
 // The part's backward waits for its readers' gradients, or for the transfer of their sum.
 void FlowBuilder::connect_gradients() {
+  int32_t first = -1;
   for (size_t i = 0; i < block_->flows.size(); ++i) {
     const auto& flow = block_->flows[i];
+    if (i == 0 || flow.part != block_->flows[i - 1].part) first = first_return(i);
     if (!flow.returns) continue;
-    const int32_t sink = maker_->block->sink(*maker_->layout, flow.maker);
+    find_sinks(flow, static_cast<int32_t>(i) == first);
     const auto readers = block_->readers_of(i);
     look_at(readers);
     for (const Reader& at : readers) {
       if (!gives_[at.reader] || follows(at, true)) continue;
       const int32_t slot = reader(at.reader).block->backward[at.part];
-      block_->backward[at.reader].push_back({slot, flow.moves() ? flow.backward : sink});
+      auto& edges = block_->backward[at.reader];
+      if (flow.moves())
+        edges.push_back({slot, flow.backward});
+      else
+        for (const int32_t sink : sinks_) edges.push_back({slot, sink});
     }
     if (!flow.moves()) continue;
-    block_->next.push_back(sink);
+    block_->next.insert(block_->next.end(), sinks_.begin(), sinks_.end());
     block_->next_end.push_back(static_cast<int32_t>(block_->next.size()));
   }
 }

@@ -42,6 +42,8 @@ class FlowBuilder {
   bool follows(const Reader& reading, bool back) const;
   void connect();
   void connect_gradients();
+  int32_t first_return(size_t flow) const;
+  void find_sinks(const Flow& flow, bool first);
 
   TaskGraph& graph_;
   int32_t index_ = 0;
@@ -60,6 +62,7 @@ class FlowBuilder {
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
   std::vector<int32_t> first_shortcut_;           // by reader behind
   std::vector<std::span<const Reader>> in_flow_;  // by reader
+  std::vector<int32_t> sinks_;                    // the tasks that take a gradient
 };
 
 }  // namespace soapstone

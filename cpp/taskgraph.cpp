@@ -233,6 +233,8 @@ void TaskGraph::link() {
     if (before_.elements[device] == 0) fresh_.emplace_back(device, 1);
     if (totals.elements[device] == 0) gone_.emplace_back(device, 1);
   }
+  if (exit_ >= 0 && changing_[exit_])
+    for (int32_t op = 0; op < static_cast<int32_t>(ops.size()); ++op) relink(op, has_idle(op));
   for (const int32_t op : relinked_) {
     auto next = make_next(op);
     if (!changing_[op]) {
@@ -255,7 +257,8 @@ void TaskGraph::replace_flows(int32_t tensor, const FlowBlock& old) {
     replaced(old, block);
   pool.unlink(old.next);
   pool.link(block.next);
-  relink(graph.tensors[tensor].producer, old.forward != block.forward || old.returns != block.returns);
+  relink(graph.tensors[tensor].producer,
+         old.forward != block.forward || old.read != block.read || old.returns != block.returns);
   for (size_t i = 0; i < graph.tensors[tensor].readers.size(); ++i)
     relink(graph.tensors[tensor].readers[i].first, old.backward[i] != block.backward[i]);
 }

@@ -82,7 +82,7 @@ struct FlowBlock : Block {
   std::vector<int32_t> next, next_end;        // successors of all transfers, and where each one's end
   std::vector<Edge> forward;                  // from the maker's tasks
   std::vector<std::vector<Edge>> backward;    // from each reader's tasks
-  std::vector<bool> returns;                  // by the maker's part: a gradient comes back to it
+  std::vector<bool> read, returns;            // by the maker's part: some device has it, a gradient comes back to it
   bool all_read = false, all_return = false;  // of every output part some copy
   // By reader: the least time that its messages add, or uncounted: behind any part that sends, and before any that
   // receives.
@@ -181,6 +181,7 @@ class TaskGraph {
   const std::vector<int32_t>& changed() const { return changed_; }
   bool is_changing(int32_t op) const { return changing_[op]; }
   const OpBlock& block_before(int32_t op) const;  // the change
+  const Totals& totals_before() const { return before_; }
 
   const Graph& graph;
   const Machine machine;
@@ -260,6 +261,8 @@ class TaskGraph {
   std::unique_ptr<Next> make_next(int32_t op);
   void point_to_next(int32_t op);
   void inner_edges(int32_t op, std::vector<Edge>& edges) const;
+  bool is_idle(int32_t op, int32_t part) const;
+  bool has_idle(int32_t op) const;
   uint64_t key(bool backward, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) const;
 
   // Add what they hold and keep to all that adds up, or with -1 take it away.

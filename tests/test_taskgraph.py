@@ -281,6 +281,7 @@ class Waiting:
             self._wait_in_op(o, op)
         for (tensor, part, device), flow in expected.flows.items():
             self._wait_for_flow(tensor, part, device, flow)
+        self._wait_for_copies()
         self._wait_for_gradients()
 
     def compute(self, backward: bool, o: int, part: int) -> int:
@@ -312,7 +313,8 @@ class Waiting:
                 if finishes:
                     self.after[self.outer(False, o, part)].add(combine[0])
                 if op.backward and finishes:
-                    self.after[self.outer(True, o, part)].add(self.outer(False, o, part))
+                    if self._own_gradient(o, part) or not any(self._own_gradient(o, start + i) for i in range(copies)):
+                        self.after[self.outer(True, o, part)].add(self.outer(False, o, part))
                     self.after[combine[1]].add(self.outer(True, o, part))
                 elif op.backward and not op.finishes:
                     self.after[combine[1]].add(combine[0])
@@ -328,14 +330,49 @@ class Waiting:
             self.after[arrival].add(self.outer(False, o, part))
         for reader in flow.readers:
             self.after[self.compute(False, *reader)].add(arrival)
-        if not self.sim.graph.tensors[tensor].grad:
-            return
-        given = {self.compute(True, *reader) for reader in flow.readers if self.sim.graph.ops[reader[0]].backward}
+        given = self._given(tensor, flow)
         if given and moves:
-            back = self.moves[True, tensor, output_part, device]
-            self.after[back] |= given
-            given = {back}
-        self.after[self.outer(True, o, part)] |= given
+            self.after[self.moves[True, tensor, output_part, device]] |= given
+        if given:
+            self.after[self.outer(True, o, part)] |= self._gradient(tensor, output_part, device, flow)
+
+    def _own_gradient(self, o: int, part: int) -> bool:
+        """Whether somebody who reads this copy gives one back."""
+        whole, device = part // self.expected.copies[o], self.expected.devices[o][part]
+        outputs = [output.tensor for output in self.sim.graph.ops[o].outputs]
+        return any(
+            t in outputs and p == whole and flow.source == device and bool(self._given(t, flow))
+            for (t, p, _), flow in self.expected.flows.items()
+        )
+
+    def _given(self, tensor: int, flow: ExpectedFlow) -> set[int]:
+        graph = self.sim.graph
+        back = [reader for reader in flow.readers if graph.tensors[tensor].grad and graph.ops[reader[0]].backward]
+        return {self.compute(True, *reader) for reader in back}
+
+    def _gradient(self, tensor: int, output_part: int, device: int, flow: ExpectedFlow) -> set[int]:
+        """The tasks that bring it back."""
+        return self._given(tensor, flow) if flow.source == device else {self.moves[True, tensor, output_part, device]}
+
+    def _wait_for_copies(self) -> None:
+        """What finishes a copy that nobody reads comes before the loss. A copy without a gradient begins backward with
+        the copy whose gradient comes from the first device."""
+        graph, flows = self.sim.graph, self.expected.flows
+        ends = [o for o, op in enumerate(graph.ops) if not any(out.tensor in graph.readers for out in op.outputs)]
+        for o, part in [(o, part) for kind, _, finish, o, part in self.row if finish and kind == FORWARD]:
+            whole, device = part // self.expected.copies[o], self.expected.devices[o][part]
+            idle = True
+            for output in graph.ops[o].outputs:
+                own = {to: flow for (t, p, to), flow in flows.items() if (t, p) == (output.tensor, whole)}
+                back = {to: flow for to, flow in own.items() if self._given(output.tensor, flow)}
+                idle &= device not in [flow.source for flow in own.values()]
+                if back and device not in [flow.source for flow in back.values()]:
+                    gradient = self._gradient(output.tensor, whole, min(back), own[min(back)])
+                    self.after[self.outer(True, o, part)] |= gradient
+            if idle and len(ends) == 1 and o != ends[0]:
+                combined = bool(self.sim.native.groups(ends[0]))
+                loss = (COMBINE if combined else FORWARD, False, False, ends[0], 0)
+                self.after[self.row[loss]].add(self.outer(False, o, part))
 
     def _wait_for_gradients(self) -> None:
         tasks = task_list(self.sim)
