@@ -8,7 +8,7 @@ namespace soapstone {
 namespace {
 
 constexpr int32_t forever = INT32_MAX;
-constexpr int64_t turn = 128;  // tasks that a side serves before it is the other's turn
+constexpr int64_t turn = 256;  // tasks that a side serves before it is the other's turn
 constexpr double eager = 8;    // backward, where gradients queue up behind sums: it shows sooner what a change costs
 
 }  // namespace
@@ -219,15 +219,12 @@ void Engine::start(Side& side, int32_t cut) {
   side.order.clear();
   side.noted.clear();
   side.latest = cut == 0 ? 0 : latest_[cut - 1];
-  int32_t from = 0;
-  const auto after = std::upper_bound(checkpoints_.begin(), checkpoints_.end(), cut,
-                                      [](int32_t at, const Checkpoint& point) { return at < point.position; });
-  if (after == checkpoints_.begin()) {
+  const Checkpoint* point = checkpoint_at(cut);
+  const int32_t from = point ? point->position : 0;
+  if (point)
+    side.resources = point->resources;
+  else
     side.resources.assign(side.whole.size(), {0, 0});
-  } else {
-    from = (after - 1)->position;
-    side.resources = (after - 1)->resources;
-  }
   for (size_t i = 0; i < side.whole.size(); ++i) side.resources[i].left = side.whole[i] - side.resources[i].left;
   for (int32_t i = from; i < cut; ++i) hold(side, graph_.pool.tasks[order_[i]], old_ready_[order_[i]]);
   side.least = std::max(side.latest, least_at(side, 0));
@@ -249,21 +246,35 @@ bool Engine::seed(int64_t change) {
 // before the change: it lost one that it waited for.
 bool Engine::give_from(Side& side, int32_t begin, int32_t end, int64_t change) {
   const auto reached = far_reach(end);
+  const Checkpoint* point = checkpoint_at(end);
+  const int32_t from = std::max(begin, point ? point->position : 0);
   bool in_time = true;
-  for (int32_t i = begin; in_time && i < end; ++i) {
-    if (reach_[i] < end) continue;
+  const auto give_of = [&](int32_t i) {
     const Task& task = graph_.pool.tasks[order_[i]];
     const int64_t ended = old_end_[order_[i]];
     for (const int32_t next : std::span(task.next, task.num_next)) {
       if (position_[next] >= 0 && position_[next] < end) continue;
       const auto& state = graph_.pool.states[next];
-      in_time = state.waiting > 1 || std::max(state.ready, ended) >= change;
-      if (!in_time) break;
+      in_time = in_time && (state.waiting > 1 || std::max(state.ready, ended) >= change);
+      if (!in_time) return;
       give(side, &next, 1, ended);
     }
-  }
+  };
+  for (const auto& [position, reach] : reached)
+    if (position >= begin && position < from && reach < from) give_of(position);
+  if (point)
+    for (const int32_t position : point->reaching)
+      if (position >= begin && reach_[position] >= end) give_of(position);
+  for (int32_t i = from; i < end; ++i)
+    if (reach_[i] >= end) give_of(i);
   for (const auto& [position, reach] : reached) reach_[position] = reach;
   return in_time;
+}
+
+const Engine::Checkpoint* Engine::checkpoint_at(int32_t cut) const {
+  const auto after = std::upper_bound(checkpoints_.begin(), checkpoints_.end(), cut,
+                                      [](int32_t at, const Checkpoint& point) { return at < point.position; });
+  return after == checkpoints_.begin() ? nullptr : &*(after - 1);
 }
 
 // Tasks with other successors than before reach as far as can be; returns what stood there.
@@ -326,7 +337,7 @@ bool Engine::serve_some(Side& side, int64_t count, int64_t limit, const Bounds& 
 // Now and then: what resources have done so far, and what they have left.
 void Engine::note(Side& side, int64_t now) {
   side.least = std::max(side.least, least_at(side, now));
-  Checkpoint point{static_cast<int32_t>(side.order.size()), side.resources};
+  Checkpoint point{static_cast<int32_t>(side.order.size()), side.resources, {}};
   for (size_t i = 0; i < side.whole.size(); ++i) point.resources[i].left = side.whole[i] - side.resources[i].left;
   side.noted.push_back(std::move(point));
   side.next_note = side.order.size() + std::max<size_t>(256, 2 * side.resources.size());
@@ -341,6 +352,27 @@ void Engine::find_loss() {
   const bool parts = static_cast<size_t>(position) + 1 < order_.size() && latest_[position] == end &&
                      old_ready_[order_[position + 1]] >= end;
   if (parts) loss_ = position;
+}
+
+void Engine::find_reach() {
+  reach_.resize(order_.size(), forever);
+  for (size_t i = 0; i < order_.size(); ++i) {
+    if (i < static_cast<size_t>(cut_) && reach_[i] < cut_) continue;
+    reach_[i] = -1;
+    const Task& task = graph_.pool.tasks[order_[i]];
+    for (int32_t k = 0; k < task.num_next; ++k) reach_[i] = std::max(reach_[i], position_[task.next[k]]);
+  }
+}
+
+void Engine::find_reaching() {
+  std::vector<int32_t> open;
+  int32_t from = 0;
+  for (auto& point : checkpoints_) {
+    std::erase_if(open, [&](int32_t position) { return reach_[position] < point.position; });
+    for (; from < point.position; ++from)
+      if (reach_[from] >= point.position) open.push_back(from);
+    point.reaching = open;
+  }
 }
 
 void Engine::adopt() {
@@ -363,13 +395,8 @@ void Engine::adopt() {
     checkpoints_.push_back(std::move(point));
   }
   old_makespan_ = makespan_;
-  reach_.resize(order_.size(), forever);
-  for (size_t i = 0; i < order_.size(); ++i) {
-    if (i < static_cast<size_t>(cut_) && reach_[i] < cut_) continue;
-    reach_[i] = -1;
-    const Task& task = graph_.pool.tasks[order_[i]];
-    for (int32_t k = 0; k < task.num_next; ++k) reach_[i] = std::max(reach_[i], position_[task.next[k]]);
-  }
+  find_reach();
+  find_reaching();
   find_loss();
   inverted_ = false;
   drop();

@@ -57,6 +57,7 @@ class Engine {
   struct Checkpoint {  // before the task at `position` is served
     int32_t position;
     std::vector<Resource> resources;  // `left` counts what was served
+    std::vector<int32_t> reaching;    // positions before it for which something from it on waits
   };
   // What is played from one moment on: all, or what comes before the loss, or behind it.
   struct Side {
@@ -83,7 +84,10 @@ class Engine {
   void start(Side& side, int32_t cut);
   bool seed(int64_t change);
   bool give_from(Side& side, int32_t begin, int32_t end, int64_t change);
+  const Checkpoint* checkpoint_at(int32_t cut) const;
   std::vector<std::pair<int32_t, int32_t>> far_reach(int32_t cut);
+  void find_reach();
+  void find_reaching();
   void give(Side& side, const int32_t* slots, int32_t count, int64_t end);
   bool serve_some(Side& side, int64_t count, int64_t limit, const Bounds& bounds);
   bool serve_sides(int64_t limit, const Bounds& bounds, bool& in_time);
