@@ -36,7 +36,25 @@ void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
     gives_[i] = tensor_->grad && graph_.graph.ops[tensor_->readers[i].first].backward;
 }
 
-void FlowBuilder::find(int32_t tensor, FlowBlock& block) {
+// What a resource serves before the loss and what any serves behind it add up.
+void FlowBuilder::set_room(int64_t limit, bool meets) {
+  const auto& [work, before, behind, compute, elements, memory] = graph_.totals;
+  before_ = {meets ? &before : &work, limit - (meets ? *std::max_element(behind.begin(), behind.end()) : 0)};
+  behind_ = {meets ? &behind : &work, limit - (meets ? *std::max_element(before.begin(), before.end()) : 0)};
+}
+
+bool FlowBuilder::reaches_all(int32_t tensor, bool back) {
+  const auto& [source, item_size, grad, factoring, producer, output, readers] = graph_.graph.tensors[tensor];
+  for (size_t i = 0; i < readers.size(); ++i) {
+    const int32_t op = readers[i].first;
+    if (back && !(grad && graph_.graph.ops[op].backward)) continue;
+    const Layout &made = *graph_.ops[producer].layout, &read = *graph_.ops[op].layout;
+    if (graph_.layouts_.between(tensor, static_cast<int32_t>(i), made, read).all_met) return true;
+  }
+  return false;
+}
+
+bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   begin(tensor, block);
   end_serving();  // what a refusal left behind
   rank_ = num_dims(tensor_->factoring);
@@ -47,9 +65,10 @@ void FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part) find_flows(part);
   sort_readers();
   find_gaps();
-  add_trips();
+  if (!add_trips()) return false;
   weigh_by_output();
   weigh_by_reader();
+  return true;
 }
 
 void FlowBuilder::join(int32_t tensor, FlowBlock& block, const FlowBlock* before) {
@@ -157,23 +176,33 @@ void FlowBuilder::find_gaps() {
   block_->all_return = num_returned == num_parts;
 }
 
-void FlowBuilder::add_trips() {
+bool FlowBuilder::add_trips() {
+  const auto fits = [&](const Trip& trip, const Room& room) {
+    bool fits = true;
+    for (int32_t i = trip.begin; i < trip.end; ++i) {
+      const Hold& hold = block_->holds[i];
+      serve(hold);
+      fits &= !room.served || (*room.served)[hold.resource] + served_[hold.resource] <= room.limit;
+    }
+    return fits;
+  };
   for (size_t i = 0; i < block_->flows.size(); ++i) {
     auto& flow = block_->flows[i];
     flow.bytes = tensor_->item_size;
     for (int64_t dim = 0; dim < rank_; ++dim) flow.bytes *= block_->hulls[i * rank_ + dim].size();
     if (!flow.moves()) continue;
     flow.there = trip(flow.source, flow.device, flow.bytes);
-    for (int32_t hold = flow.there.begin; hold < flow.there.end; ++hold) serve(block_->holds[hold]);
+    if (!fits(flow.there, before_)) return false;
   }
   block_->most_forward = end_serving();
   block_->num_before = block_->first_behind = block_->holds.size();
   for (auto& flow : block_->flows) {
     if (!flow.moves() || !flow.returns) continue;
     flow.back = trip(flow.device, flow.source, flow.bytes);
-    for (int32_t hold = flow.back.begin; hold < flow.back.end; ++hold) serve(block_->holds[hold]);
+    if (!fits(flow.back, behind_)) return false;
   }
   block_->most_backward = end_serving();
+  return true;
 }
 
 Trip FlowBuilder::trip(int32_t from, int32_t to, int64_t bytes) {

@@ -10,7 +10,12 @@ class FlowBuilder {
  public:
   explicit FlowBuilder(TaskGraph& graph);
 
-  void find(int32_t tensor, FlowBlock& block);
+  // Before flows are found: what a resource may serve of them beside all that is counted, as far as that is known.
+  void set_room(int64_t limit, bool meets);
+  // Whether some reader surely reads every output part, or gives it a gradient.
+  bool reaches_all(int32_t tensor, bool back);
+  // False where they take more than that; then the block is of no use.
+  bool find(int32_t tensor, FlowBlock& block);
   void join(int32_t tensor, FlowBlock& block, const FlowBlock* before);
   void point(const FlowBlock& block);
 
@@ -27,7 +32,7 @@ class FlowBuilder {
   Flow new_flow(int32_t part, int32_t device) const;
   void sort_readers();
   void find_gaps();
-  void add_trips();
+  bool add_trips();
   Trip trip(int32_t from, int32_t to, int64_t bytes);
   class Together;
   void weigh_by_output();
@@ -59,6 +64,10 @@ class FlowBuilder {
   std::vector<int64_t> served_;  // by resource: of what is weighed together
   std::vector<int32_t> resources_;
   int64_t most_ = 0;
+  struct Room {
+    const std::vector<int64_t>* served = nullptr;  // by resource
+    int64_t limit = INT64_MAX;
+  } before_, behind_;
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
   std::vector<int32_t> first_shortcut_;           // by reader behind
   std::vector<std::span<const Reader>> in_flow_;  // by reader

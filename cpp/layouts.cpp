@@ -270,6 +270,7 @@ const Overlaps& Layouts::find(int32_t output, int32_t input, const Layout& made,
     for (const auto& box : owned) {
       for (size_t i = 0; i < wanted.size(); ++i) meet(box, wanted[i], static_cast<int32_t>(i), *result);
       result->begin.push_back(static_cast<int32_t>(result->read.size()));
+      result->all_met &= result->begin.end()[-1] > result->begin.end()[-2];
     }
     bytes_ += sizeof(Overlaps) + result->read.size() * 4 + result->hulls.size() * sizeof(Interval);
     known = std::move(result);

@@ -38,6 +38,7 @@ struct Overlaps {
   std::vector<int32_t> begin;   // what meets the maker's box i stands from begin[i] up to begin[i + 1]
   std::vector<int32_t> read;    // the reader's box, increasing for each i
   std::vector<Interval> hulls;  // of what they share, one interval for each dim of the tensor
+  bool all_met = true;          // every box of the maker
 
   bool meet(int32_t made, int32_t read) const;
 };

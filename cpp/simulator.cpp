@@ -61,7 +61,7 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
   try {
     book(in_ops, [&] { graph.change(changes); });
     possible = *std::max_element(graph.totals.compute.begin(), graph.totals.compute.end()) <= limit;
-    if (possible) book(in_flows, [&] { graph.route(); });
+    possible = possible && book(in_flows, [&] { return graph.route(limit); });
     possible = possible && (most_overflow == INT64_MAX || overflow() <= most_overflow);
     possible = possible && book(in_bounds, [&] {
                  return bounds_.hold(graph, num_since_ >= patience ? &followers_ : nullptr,

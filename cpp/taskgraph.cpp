@@ -83,7 +83,8 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
   }
   for (size_t tensor = 0; tensor < flows.size(); ++tensor) {
     if (graph.tensors[tensor].source != Source::op) continue;
-    flows[tensor] = find_flows(static_cast<int32_t>(tensor));
+    flows[tensor] = spare_flows_.take();
+    flow_builder_->find(static_cast<int32_t>(tensor), *flows[tensor]);
     flow_builder_->join(static_cast<int32_t>(tensor), *flows[tensor], nullptr);
     count(*flows[tensor], 1);
     pool.link(flows[tensor]->next);
@@ -162,15 +163,8 @@ void TaskGraph::relink(int32_t op, bool differs) {
   relinked_.push_back(op);
 }
 
-void TaskGraph::route() {
+bool TaskGraph::route(int64_t limit) {
   find_reach();
-  for (const int32_t tensor : rerouted_) {
-    auto block = find_flows(tensor);
-    count(*flows[tensor], -1);
-    count(*block, 1);
-    std::swap(flows[tensor], block);
-    undo_.flows.emplace_back(tensor, std::move(block));
-  }
   for (const int32_t group : regrouped_) {
     auto block = find_syncs(group);
     count(groups[group], *syncs[group], -1);
@@ -179,13 +173,36 @@ void TaskGraph::route() {
     undo_.syncs.emplace_back(group, std::move(block));
   }
   set_updates();
+  for (const int32_t tensor : rerouted_) count(*flows[tensor], -1);
+  flow_builder_->set_room(limit, will_meet());
+  for (const int32_t tensor : rerouted_) {
+    auto block = spare_flows_.take();
+    const bool fits = flow_builder_->find(tensor, *block);
+    if (fits) count(*block, 1);
+    std::swap(flows[tensor], block);
+    undo_.flows.emplace_back(tensor, std::move(block));
+    if (!fits) return false;
+  }
   meets_ = find_whether_meets();
+  return true;
 }
 
-std::unique_ptr<FlowBlock> TaskGraph::find_flows(int32_t tensor) {
-  auto block = spare_flows_.take();
-  flow_builder_->find(tensor, *block);
-  return block;
+// Whether tasks surely meet at the loss, known before any flow is.
+bool TaskGraph::will_meet() {
+  if (!met_before_ || ops[exit_].layout->num_output_parts != 1) return false;
+  const auto goes_on = [&](const Operand& output) {
+    const bool back = graph.ops[graph.tensors[output.tensor].producer].backward;
+    if (std::binary_search(rerouted_.begin(), rerouted_.end(), output.tensor))
+      return flow_builder_->reaches_all(output.tensor, back);
+    return back ? flows[output.tensor]->all_return : flows[output.tensor]->all_read;
+  };
+  for (const int32_t tensor : rerouted_) {
+    const int32_t op = graph.tensors[tensor].producer;
+    const auto& outputs = graph.ops[op].outputs;
+    if (op != exit_ && std::none_of(outputs.begin(), outputs.end(), goes_on)) return false;
+  }
+  return std::all_of(undo_.syncs.begin(), undo_.syncs.end(),
+                     [&](const auto& old) { return old.second->all_wait && syncs[old.first]->all_wait; });
 }
 
 const OpBlock& TaskGraph::block_before(int32_t op) const {

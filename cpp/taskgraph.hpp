@@ -161,10 +161,11 @@ class TaskGraph {
   ~TaskGraph();
 
   // The first strategy, and then changes of some ops: `change` makes the ops' blocks, `route` finds what moves between
-  // ops, `link` makes tasks of it and joins them to the rest, `keep` or `take_back` ends it.
+  // ops, or stops where that alone passes the limit, `link` makes tasks of it and joins them to the rest, `keep` or
+  // `take_back` ends it.
   void begin(const std::vector<Configuration>& strategy);
   void change(const std::vector<std::pair<int32_t, Configuration>>& changes);
-  void route();
+  bool route(int64_t limit);
   void link();
   void keep();
   void take_back();
@@ -251,11 +252,11 @@ class TaskGraph {
   void make_groups();
   void find_exit();
   bool find_whether_meets() const;
+  bool will_meet();
   void find_shortcuts();
   void check(const Op&, const Configuration&) const;
   OpState configured(int32_t op, const Configuration&);
   std::unique_ptr<OpBlock> make_op_block(int32_t op, const OpState&);
-  std::unique_ptr<FlowBlock> find_flows(int32_t tensor);
   std::unique_ptr<SyncBlock> find_syncs(int32_t group);
   void join_syncs(int32_t group);
   std::unique_ptr<Next> make_next(int32_t op);

@@ -20,18 +20,18 @@ ON = ss.Configuration
 
 
 class Given(ss.AnalyticCosts):
-    """Forward and backward ns of ops by name; an update takes next to nothing."""
+    """Forward and backward ns of ops by name, and of what finishes any; an update takes next to nothing."""
 
     by_signature = False
 
-    def __init__(self, times: dict[str, tuple[int, int]]) -> None:
+    def __init__(self, times: dict[str, tuple[int, int]], finish: tuple[int, int] = (1, 1)) -> None:
         super().__init__()
-        self.given = times
+        self.given, self.finish = times, finish
 
     def times(
         self, graph: ss.OperatorGraph, index: int, extents: tuple[int, ...], kind: str, combines: bool
     ) -> OpTimes:
-        return OpTimes(*self.given.get(graph.ops[index].name, (1, 1)), 1, 1)
+        return OpTimes(*self.given.get(graph.ops[index].name, (1, 1)), *self.finish)
 
     def update(self, kind: str, optimizer: str) -> tuple[int, float]:
         return 0, 0.0
@@ -150,12 +150,17 @@ def test_a_refused_proposal_leaves_nothing_in_the_bounds() -> None:
 def test_random_times_and_places(model: type[nn.Module], seed: int) -> None:
     rng = random.Random(seed)
     graph, topology = captured(model(), 6 if model is Table else 8), linked(10 ** rng.uniform(5, 8.5))
-    costs = Given({op.name: (rng.randrange(1, 10**6), rng.randrange(1, 10**6)) for op in graph.ops})
+
+    def times() -> tuple[int, int]:
+        return rng.randrange(1, 10**6), rng.randrange(1, 10**6)
+
+    costs = Given({op.name: times() for op in graph.ops}, finish=times())
 
     def draw(op: str) -> ss.Configuration:
-        dims = [dim for dim in graph.op(op).dims if dim.splittable and dim.size >= 2]
-        degrees = {rng.choice(dims).name: 2} if dims and rng.random() < 0.4 else {}
-        return ON(degrees, tuple(rng.randrange(4) for _ in range(2 if degrees else 1)))
+        parts = rng.choice((2, 2, 4))
+        dims = [dim for dim in graph.op(op).dims if dim.splittable and dim.size >= parts]
+        degrees = {rng.choice(dims).name: parts} if dims and rng.random() < 0.4 else {}
+        return ON(degrees, tuple(rng.randrange(4) for _ in range(parts if degrees else 1)))
 
     names = [op.name for op in graph.ops]
     strategy = ss.Strategy(graph, topology, {name: draw(name) for name in names})
