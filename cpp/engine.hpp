@@ -160,16 +160,17 @@ class Engine {
 
 // Returns when a task ends that is ready now.
 inline int64_t Engine::hold(Side& side, const Task& task, int64_t ready) {
-  int64_t served = ready;
+  int64_t served = ready, least = side.least;
   const auto hold = [&](const Hold& hold) {
     Resource& resource = side.resources[hold.resource];
     resource.free = std::max(ready, resource.free) + hold.duration;
     resource.left -= hold.duration;
     served = std::max(served, resource.free);
-    side.least = std::max(side.least, resource.free + resource.left);
+    least = std::max(least, resource.free + resource.left);
   };
   if (task.num_holds > 0) hold(task.first);
   for (int32_t i = 1; i < task.num_holds; ++i) hold(task.holds[i]);
+  side.least = least;
   return served + task.latency;
 }
 
