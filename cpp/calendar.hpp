@@ -43,13 +43,6 @@ class Calendar {
     first_[day] = slot;
   }
 
-  bool is_empty() {  // or else the first is put back
-    Ready next;
-    if (!pop(next)) return true;
-    push(next.slot);
-    return false;
-  }
-
   // False where none is left.
   bool pop(Ready& task) {
     if (at_ == now_.size()) {

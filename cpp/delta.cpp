@@ -201,7 +201,7 @@ bool Engine::sweep(int64_t limit, const Bounds& bounds) {
     while (at < order_.size() && sweep_[order_[at]].play == play_ &&
            (sweep_[order_[at]].served || sweep_[order_[at]].open))
       ++at;
-    if (at == order_.size() && offers_.empty()) return (makespan_ = forward_.latest) <= limit;
+    if (at == order_.size() && offers_.empty()) return forward_.latest <= limit;
     const bool old = offers_.empty() || (at < order_.size() && old_look(order_[at]) < offers_.front());
     if (forward_.order.size() >= forward_.next_note)
       note(forward_, old ? old_ready_[order_[at]] : offers_.front().ready);

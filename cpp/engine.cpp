@@ -40,9 +40,7 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   bool in_time = seed(change), done = false;
   if (in_time) done = in_sides ? serve_sides(limit, bounds, in_time) : serve_some(forward_, INT64_MAX, limit, bounds);
   restore();
-  if (!in_time) return play(Method::full, limit, bounds);
-  makespan_ = forward_.latest;
-  return done;
+  return in_time ? done : play(Method::full, limit, bounds);
 }
 
 // The first position of the old order that is ready at a time or later.
@@ -394,7 +392,7 @@ void Engine::adopt() {
     point.position += cut_;
     checkpoints_.push_back(std::move(point));
   }
-  old_makespan_ = makespan_;
+  old_makespan_ = forward_.latest;
   find_reach();
   find_reaching();
   find_loss();

@@ -39,8 +39,8 @@ class Engine {
   // Before this, all is as it was in what was adopted: no part of some changed ops was ready, or is, any earlier.
   int64_t first_input(const std::vector<int32_t>& ops) const;
 
-  int64_t makespan() const { return makespan_; }      // of the last play
-  int64_t num_served() const { return num_served_; }  // tasks that the last play served
+  int64_t makespan() const { return forward_.latest; }  // of the last play, where it kept to the limit
+  int64_t num_served() const { return num_served_; }    // tasks that the last play served
   int64_t num_tasks() const { return static_cast<int64_t>(order_.size()); }
 
   // The last play's tasks by (ready, key), with their times.
@@ -138,7 +138,7 @@ class Engine {
   std::vector<int32_t> due_;  // those that one task makes ready
   int32_t cut_ = 0;           // the last play served from here on
   uint32_t play_ = 0;
-  int64_t makespan_ = 0, num_served_ = 0;
+  int64_t num_served_ = 0;
 
   std::vector<Sweep> sweep_;   // by slot
   std::vector<Ready> offers_;  // a heap
