@@ -153,7 +153,7 @@ void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
 void Bounds::find_transfers(const TaskGraph& graph) {
   for (int32_t op = 0; op < static_cast<int32_t>(graph.ops.size()); ++op)
     for (const auto& output : graph.graph.ops[op].outputs) {
-      if (graph.flows[output.tensor]->holds.empty()) continue;
+      if (graph.flows[output.tensor]->before.empty()) continue;
       tails_[graph.transfer_tail(output.tensor, false)] = behind_message(graph, output.tensor);
       tails_[graph.transfer_tail(output.tensor, true)] = head_backward_[op];
     }

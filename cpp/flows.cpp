@@ -13,6 +13,8 @@ void FlowBlock::clear() {
   begin = count = 0;
   holds.clear();
   flows.clear();
+  before.clear();
+  behind.clear();
   hulls.clear();
   readers.clear();
   next.clear();
@@ -39,8 +41,8 @@ void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
 // What a resource serves before the loss and what any serves behind it add up.
 void FlowBuilder::set_room(int64_t limit, bool meets) {
   const auto& [work, before, behind, compute, elements, memory] = graph_.totals;
-  before_ = {meets ? &before : &work, limit - (meets ? *std::max_element(behind.begin(), behind.end()) : 0)};
-  behind_ = {meets ? &behind : &work, limit - (meets ? *std::max_element(before.begin(), before.end()) : 0)};
+  room_before_ = {meets ? &before : &work, limit - (meets ? *std::max_element(behind.begin(), behind.end()) : 0)};
+  room_behind_ = {meets ? &behind : &work, limit - (meets ? *std::max_element(before.begin(), before.end()) : 0)};
 }
 
 bool FlowBuilder::reaches_all(int32_t tensor, bool back) {
@@ -56,16 +58,23 @@ bool FlowBuilder::reaches_all(int32_t tensor, bool back) {
 
 bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   begin(tensor, block);
-  end_serving();  // what a refusal left behind
+  before_.begin(*room_before_.counted, room_before_.limit);
+  behind_.begin(*room_behind_.counted, room_behind_.limit);
+  block.made.assign(flow_on_.size(), 0);
   rank_ = num_dims(tensor_->factoring);
   overlaps_.clear();
   for (size_t i = 0; i < tensor_->readers.size(); ++i)
     overlaps_.push_back(&graph_.layouts_.between(tensor, static_cast<int32_t>(i), *maker_->layout, *reader(i).layout));
   found_.clear();
-  for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part) find_flows(part);
+  for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part) {
+    const size_t first = block.flows.size();
+    find_flows(part);
+    if (!add_trips(first)) return false;
+  }
+  block.most_forward = before_.end(block.before);
+  block.most_backward = behind_.end(block.behind);
   sort_readers();
   find_gaps();
-  if (!add_trips()) return false;
   weigh_by_output();
   weigh_by_reader();
   return true;
@@ -176,50 +185,63 @@ void FlowBuilder::find_gaps() {
   block_->all_return = num_returned == num_parts;
 }
 
-bool FlowBuilder::add_trips() {
-  const auto fits = [&](const Trip& trip, const Room& room) {
-    bool fits = true;
-    for (int32_t i = trip.begin; i < trip.end; ++i) {
-      const Hold& hold = block_->holds[i];
-      serve(hold);
-      fits &= !room.served || (*room.served)[hold.resource] + served_[hold.resource] <= room.limit;
-    }
-    return fits;
-  };
-  for (size_t i = 0; i < block_->flows.size(); ++i) {
+// The messages of one output part's flows. False where some resource has too much to serve.
+bool FlowBuilder::add_trips(size_t first) {
+  const auto& topology = graph_.machine.topology;
+  for (size_t i = first; i < block_->flows.size(); ++i) {
     auto& flow = block_->flows[i];
     flow.bytes = tensor_->item_size;
     for (int64_t dim = 0; dim < rank_; ++dim) flow.bytes *= block_->hulls[i * rank_ + dim].size();
     if (!flow.moves()) continue;
-    flow.there = trip(flow.source, flow.device, flow.bytes);
-    if (!fits(flow.there, before_)) return false;
+    flow.there = before_.add(topology.way(flow.source, flow.device, flow.bytes));
+    block_->made[flow.device] += flow.bytes;
+    if (!flow.returns) continue;
+    flow.back = behind_.add(topology.way(flow.device, flow.source, flow.bytes));
+    block_->made[flow.source] += flow.bytes;
   }
-  block_->most_forward = end_serving();
-  block_->num_before = block_->first_behind = block_->holds.size();
-  for (auto& flow : block_->flows) {
-    if (!flow.moves() || !flow.returns) continue;
-    flow.back = trip(flow.device, flow.source, flow.bytes);
-    if (!fits(flow.back, behind_)) return false;
-  }
-  block_->most_backward = end_serving();
-  return true;
+  return before_.fits() && behind_.fits();
 }
 
-Trip FlowBuilder::trip(int32_t from, int32_t to, int64_t bytes) {
-  const size_t begin = block_->holds.size();
-  const int64_t latency = graph_.machine.topology.transfer(from, to, bytes, block_->holds);
-  return Trip::of(block_->holds, begin, latency);
+void FlowBuilder::Tally::begin(const std::vector<int64_t>& counted, int64_t limit) {
+  served_.resize(counted.size());
+  for (const int32_t resource : resources_) served_[resource] = 0;  // what a refusal left behind
+  resources_.clear();
+  room_.resize(counted.size());
+  for (size_t i = 0; i < counted.size(); ++i) room_[i] = limit - counted[i];
+  fits_ = true;
 }
 
-void FlowBuilder::serve(const Hold& hold) {
-  int64_t& served = served_[hold.resource];
-  if (served == 0) resources_.push_back(hold.resource);
-  most_ = std::max(most_, served += hold.duration);
+Trip FlowBuilder::Tally::add(const Topology::Way& way) {
+  const auto& [resources, size] = way;
+  Trip::check(size.longest, size.latency);
+  for (size_t i = 0; i < size.durations.size(); ++i) {
+    const int32_t resource = resources[i];
+    if (served_[resource] == 0) resources_.push_back(resource);
+    served_[resource] += size.durations[i];
+    fits_ &= served_[resource] <= room_[resource];
+  }
+  return {0, 0, resources[size.slowest], resources[size.last_slowest], size.latency, size.longest + size.latency};
+}
+
+int64_t FlowBuilder::Tally::end(std::vector<Hold>& sums) {
+  int64_t most = 0;
+  for (const int32_t resource : resources_) {
+    most = std::max(most, served_[resource]);
+    sums.push_back({resource, std::exchange(served_[resource], 0)});
+  }
+  resources_.clear();
+  return most;
+}
+
+void FlowBuilder::serve(int32_t resource, int64_t duration) {
+  int64_t& served = served_[resource];
+  if (served == 0) resources_.push_back(resource);
+  most_ = std::max(most_, served += duration);
 }
 
 void FlowBuilder::serve(const Trip& trip) {
-  serve(Hold{trip.slowest, trip.time - trip.latency});
-  if (trip.last_slowest != trip.slowest) serve(Hold{trip.last_slowest, trip.time - trip.latency});
+  serve(trip.slowest, trip.time - trip.latency);
+  if (trip.last_slowest != trip.slowest) serve(trip.last_slowest, trip.time - trip.latency);
 }
 
 int64_t FlowBuilder::end_serving() {
@@ -316,6 +338,15 @@ bool FlowBuilder::moves_alike(const FlowBlock& before) const {
   return next() == before.flows.end();
 }
 
+void FlowBuilder::add_holds(Flow& flow, bool back) {
+  auto& holds = block_->holds;
+  auto& trip = back ? flow.back : flow.there;
+  const int32_t from = back ? flow.device : flow.source, to = back ? flow.source : flow.device;
+  trip.begin = static_cast<int32_t>(holds.size());
+  graph_.machine.topology.transfer(from, to, flow.bytes, holds);
+  trip.end = static_cast<int32_t>(holds.size());
+}
+
 void FlowBuilder::add_transfers(const FlowBlock* before) {
   int32_t count = 0;
   for (const auto& flow : block_->flows) count += flow.moves() + (flow.moves() && flow.returns);
@@ -325,6 +356,7 @@ void FlowBuilder::add_transfers(const FlowBlock* before) {
   for (const bool back : {false, true})
     for (auto& flow : block_->flows) {
       if (!flow.moves() || (back && !flow.returns)) continue;
+      add_holds(flow, back);
       const uint64_t key = graph_.key(back, tensor_->producer, Kind::transfer, tensor_->output, flow.part, flow.device);
       (back ? flow.backward : flow.forward) = slot;
       graph_.pool.write(slot++, key, graph_.transfer_tail(index_, back), block_->holds, back ? flow.back : flow.there);

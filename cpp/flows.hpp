@@ -32,15 +32,15 @@ class FlowBuilder {
   Flow new_flow(int32_t part, int32_t device) const;
   void sort_readers();
   void find_gaps();
-  bool add_trips();
-  Trip trip(int32_t from, int32_t to, int64_t bytes);
+  bool add_trips(size_t first);
   class Together;
   void weigh_by_output();
   void weigh_by_reader();
-  void serve(const Hold& hold);
+  void serve(int32_t resource, int64_t duration);
   void serve(const Trip& trip);
   int64_t end_serving();  // the most that a resource served since the last call
   bool moves_alike(const FlowBlock& before) const;
+  void add_holds(Flow& flow, bool back);
   void add_transfers(const FlowBlock* before);
   void find_shortcuts();
   void look_at(std::span<const Reader> readers);
@@ -64,10 +64,24 @@ class FlowBuilder {
   std::vector<int64_t> served_;  // by resource: of what is weighed together
   std::vector<int32_t> resources_;
   int64_t most_ = 0;
-  struct Room {
-    const std::vector<int64_t>* served = nullptr;  // by resource
-    int64_t limit = INT64_MAX;
+  // What resources serve of the transfers that are found, in one direction, and may serve in all.
+  class Tally {
+   public:
+    void begin(const std::vector<int64_t>& counted, int64_t limit);
+    Trip add(const Topology::Way& way);
+    bool fits() const { return fits_; }
+    // What each one serves, and the most of that.
+    int64_t end(std::vector<Hold>& sums);
+
+   private:
+    std::vector<int64_t> served_, room_;  // by resource
+    std::vector<int32_t> resources_;      // that serve any
+    bool fits_ = true;
   } before_, behind_;
+  struct Room {
+    const std::vector<int64_t>* counted = nullptr;  // by resource
+    int64_t limit = INT64_MAX;
+  } room_before_, room_behind_;
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
   std::vector<int32_t> first_shortcut_;           // by reader behind
   std::vector<std::span<const Reader>> in_flow_;  // by reader

@@ -81,6 +81,7 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
     ops[op] = configured(static_cast<int32_t>(op), strategy[op]);
     count(static_cast<int32_t>(op), ops[op], 1);
   }
+  flow_builder_->set_room(INT64_MAX, false);
   for (size_t tensor = 0; tensor < flows.size(); ++tensor) {
     if (graph.tensors[tensor].source != Source::op) continue;
     flows[tensor] = spare_flows_.take();
@@ -440,12 +441,15 @@ void TaskGraph::count_largest(int32_t op, const OpState& state, int64_t sign) {
 }
 
 void TaskGraph::count(const FlowBlock& block, int64_t sign) {
-  count(static_cast<const Block&>(block), sign);
-  for (const auto& flow : block.flows) {
-    if (!flow.moves()) continue;
-    totals.memory.made[flow.device] += sign * flow.bytes;
-    if (flow.returns) totals.memory.made[flow.source] += sign * flow.bytes;
-  }
+  const auto add = [&](std::vector<int64_t>& to, const std::vector<Hold>& sums) {
+    for (const auto& [resource, duration] : sums) {
+      to[resource] += sign * duration;
+      totals.work[resource] += sign * duration;
+    }
+  };
+  add(totals.before, block.before);
+  add(totals.behind, block.behind);
+  for (size_t device = 0; device < block.made.size(); ++device) totals.memory.made[device] += sign * block.made[device];
 }
 
 void TaskGraph::count(const SyncGroup& group, const SyncBlock& block, int64_t sign) {

@@ -77,6 +77,8 @@ constexpr int64_t uncounted = -1;  // of an edge's weight: some part at its end 
 
 struct FlowBlock : Block {
   std::vector<Flow> flows;
+  std::vector<Hold> before, behind;           // what each resource serves of the transfers, there and back
+  std::vector<int64_t> made;                  // by device: bytes of what is moved there
   std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
   std::vector<Reader> readers;                // of all flows
   std::vector<int32_t> next, next_end;        // successors of all transfers, and where each one's end

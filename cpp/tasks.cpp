@@ -67,10 +67,14 @@ Trip Trip::of(const std::vector<Hold>& holds, size_t begin, int64_t latency) {
     if (holds[i].duration >= longest) trip.last_slowest = holds[i].resource;
     longest = std::max(longest, holds[i].duration);
   }
-  if (longest > longest_time || latency > longest_time)
-    throw std::invalid_argument("a task takes longer than 2^43 ns, some two hours");
+  check(longest, latency);
   trip.time = longest + latency;
   return trip;
+}
+
+void Trip::check(int64_t longest, int64_t latency) {
+  if (longest > longest_time || latency > longest_time)
+    throw std::invalid_argument("a task takes longer than 2^43 ns, some two hours");
 }
 
 void TaskPool::give_back(const Block& block) {

@@ -42,6 +42,7 @@ struct Trip {
 
   // Of the last holds, from `begin` on.
   static Trip of(const std::vector<Hold>& holds, size_t begin, int64_t latency);
+  static void check(int64_t longest, int64_t latency);
 };
 
 struct Edge {

@@ -64,12 +64,12 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_
     edges_[link.target].push_back({link.source, num_resources() - 1, weight});
   }
   check_connected();
-  std::map<std::tuple<double, double, int64_t>, int32_t> kinds;
+  std::map<std::tuple<double, double, int64_t, int64_t, bool>, int32_t> kinds;
   for (const Link& link : links_)
-    kind_of_link_.push_back(
-        kinds.try_emplace({link.bandwidth, link.summing, link.overhead}, static_cast<int32_t>(kinds.size()))
-            .first->second);
-  last_hold_.resize(kinds.size());
+    kind_of_link_.push_back(kinds
+                                .try_emplace({link.bandwidth, link.summing, link.overhead, link.latency, link.overlap},
+                                             static_cast<int32_t>(kinds.size()))
+                                .first->second);
 }
 
 void Topology::check_link(const Link& link, int32_t num_vertices) const {
@@ -136,52 +136,69 @@ Topology::Routes Topology::find_routes(int32_t source) const {
   Routes routes;
   routes.to.reserve(num_devices_);
   for (int32_t device = 0; device < num_devices_; ++device) {
-    Route route{static_cast<int32_t>(routes.resources.size()), 0, 0, true};
+    const auto begin = static_cast<int32_t>(routes.resources.size());
     for (int32_t vertex = device; vertex != source; vertex = steps[vertex].vertex) {
-      const int32_t resource = steps[vertex].resource;
-      routes.resources.push_back(resource);
-      route.latency += link(resource).latency;
-      route.overlap &= link(resource).overlap;
+      routes.resources.push_back(steps[vertex].resource);
     }
-    std::reverse(routes.resources.begin() + route.begin, routes.resources.end());
-    route.end = static_cast<int32_t>(routes.resources.size());
-    routes.to.push_back(route);
+    std::reverse(routes.resources.begin() + begin, routes.resources.end());
+    const int32_t shape = shape_of({routes.resources.begin() + begin, routes.resources.end()});
+    if (!shapes_[shape].overlap) routes.resources.insert(routes.resources.end(), {source, device});
+    routes.to.push_back({begin, shape});
   }
   return routes;
 }
 
-const Topology::Routes& Topology::routes_from(int32_t source) const {
-  Routes& routes = routes_[source];
-  if (routes.to.empty()) routes = find_routes(source);
-  return routes;
+int32_t Topology::shape_of(std::span<const int32_t> resources) const {
+  Shape shape{{}, 0, true};
+  std::vector<int32_t> kinds;
+  for (const int32_t resource : resources) {
+    shape.links.push_back(link_of_resource_[resource - num_devices_]);
+    shape.latency += link(resource).latency;
+    shape.overlap &= link(resource).overlap;
+    kinds.push_back(kind_of_link_[shape.links.back()]);
+  }
+  const auto [at, added] = shape_index_.try_emplace(std::move(kinds), static_cast<int32_t>(shapes_.size()));
+  if (added) shapes_.push_back(std::move(shape));
+  return at->second;
 }
 
 std::vector<int32_t> Topology::route(int32_t from, int32_t to) const {
   check_device(from);
   check_device(to);
   const Routes& routes = routes_from(from);
-  const Route& route = routes.to[to];
-  return {routes.resources.begin() + route.begin, routes.resources.begin() + route.end};
+  const auto [begin, shape] = routes.to[to];
+  const auto* resources = routes.resources.data() + begin;
+  return {resources, resources + shapes_[shape].links.size()};
+}
+
+void Topology::measure(const Shape& shape, int64_t bytes, Size& size) const {
+  check_bytes(bytes);
+  size.bytes = -1;  // until all is known
+  size.durations.clear();
+  size.longest = size.slowest = size.last_slowest = 0;
+  for (const int32_t link : shape.links) {
+    const int64_t duration = hold_time(links_[link], bytes);
+    const auto place = static_cast<int32_t>(size.durations.size());
+    if (duration > size.longest) size.slowest = place;
+    if (duration >= size.longest) size.last_slowest = place;
+    size.longest = std::max(size.longest, duration);
+    size.durations.push_back(duration);
+  }
+  if (!shape.overlap) {
+    size.durations.insert(size.durations.end(), 2, size.longest);
+    size.last_slowest = static_cast<int32_t>(size.durations.size()) - 1;
+  }
+  size.latency = at_least_one(shape.latency, size.longest);
+  size.bytes = bytes;
 }
 
 int64_t Topology::transfer(int32_t from, int32_t to, int64_t bytes, std::vector<Hold>& holds) const {
   check_device(from);
   check_device(to);
   check_bytes(bytes);
-  const Routes& routes = routes_from(from);
-  const Route& route = routes.to[to];
-  int64_t longest = 0;
-  for (int32_t i = route.begin; i < route.end; ++i) {
-    const int32_t resource = routes.resources[i];
-    const int64_t duration = hold_of(resource, bytes);
-    holds.push_back({resource, duration});
-    longest = std::max(longest, duration);
-  }
-  if (!route.overlap) {
-    holds.push_back({from, longest});
-    holds.push_back({to, longest});
-  }
-  return at_least_one(route.latency, longest);
+  const auto [resources, size] = way(from, to, bytes);
+  for (size_t i = 0; i < size.durations.size(); ++i) holds.push_back({resources[i], size.durations[i]});
+  return size.latency;
 }
 
 int64_t Topology::all_reduce(std::span<const int32_t> devices, int64_t bytes, std::vector<Hold>& holds) const {
@@ -201,13 +218,6 @@ int64_t Topology::all_reduce(std::span<const int32_t> devices, int64_t bytes, st
   return at_least_one(chosen.latency, chosen.longest);
 }
 
-int64_t Topology::hold_of(int32_t resource, int64_t bytes) const {
-  const int32_t link = link_of_resource_[resource - num_devices_];
-  LastHold& last = last_hold_[kind_of_link_[link]];
-  if (last.bytes != bytes) last = {bytes, hold_time(links_[link], bytes)};
-  return last.duration;
-}
-
 // Node by node, so that a ring enters and leaves each node once.
 std::vector<int32_t> Topology::ring_order(std::span<const int32_t> devices) const {
   if (devices.empty()) throw std::invalid_argument("an all-reduce needs at least one device");
@@ -223,14 +233,15 @@ std::vector<int32_t> Topology::ring_order(std::span<const int32_t> devices) cons
 
 void Topology::cross(int32_t from, int32_t to, Crossings& crossings) const {
   const Routes& routes = routes_from(from);
-  const Route& route = routes.to[to];
+  const auto [begin, index] = routes.to[to];
+  const Shape& shape = shapes_[index];
   crossings.counts.resize(link_of_resource_.size());
-  for (int32_t i = route.begin; i < route.end; ++i) {
+  for (size_t i = begin; i < begin + shape.links.size(); ++i) {
     const int32_t resource = routes.resources[i];
     if (crossings.counts[resource - num_devices_]++ == 0) crossings.resources.push_back(resource);
   }
-  crossings.hop_latency = std::max(crossings.hop_latency, route.latency);
-  crossings.overlap &= route.overlap;
+  crossings.hop_latency = std::max(crossings.hop_latency, shape.latency);
+  crossings.overlap &= shape.overlap;
 }
 
 Topology::Pattern Topology::pattern(const Crossings& crossings) const {

@@ -16,6 +16,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -46,6 +47,19 @@ class Topology {
   // Devices first, then the links in order: source to target, and for a duplex link target to source.
   int32_t num_resources() const { return num_devices_ + static_cast<int32_t>(link_of_resource_.size()); }
 
+  // What a message of some size holds on any route over links of the same kinds.
+  struct Size {
+    int64_t bytes = -1, longest = 0, latency = 0;
+    int32_t slowest = 0, last_slowest = 0;  // places in the route: the first and the last that is held longest
+    std::vector<int64_t> durations;         // by place
+  };
+  // A message between two devices that are not one: the resources on its route. Good until the next call.
+  struct Way {
+    const int32_t* resources;
+    const Size& size;
+  };
+  Way way(int32_t from, int32_t to, int64_t bytes) const;
+
   // Both append the holds of one message and return its latency. A message to its own device, or among one device,
   // holds nothing and takes 1 ns.
   int64_t transfer(int32_t from, int32_t to, int64_t bytes, std::vector<Hold>& holds) const;
@@ -60,13 +74,21 @@ class Topology {
     int64_t weight;
   };
   struct Route {
-    int32_t begin, end;  // in Routes::resources
-    int64_t latency;
-    bool overlap;
+    int32_t begin;  // in Routes::resources: links, and without overlap the devices at both ends
+    int32_t shape;
   };
   struct Routes {  // of one source, to every device
     std::vector<Route> to;
     std::vector<int32_t> resources;
+  };
+  // Routes over links of the same kinds. Messages of one tensor have few sizes, so the last ones are kept.
+  struct Shape {
+    static constexpr int bits = 3;  // of a size's place among those that are kept
+
+    std::vector<int32_t> links;
+    int64_t latency;
+    bool overlap;
+    std::array<Size, 1 << bits> kept{};
   };
   struct Step {  // the last step on the least path to a vertex
     int64_t time;
@@ -103,7 +125,12 @@ class Topology {
   void check_connected() const;
   std::vector<Step> least_paths(int32_t source) const;
   Routes find_routes(int32_t source) const;
-  const Routes& routes_from(int32_t source) const;
+  int32_t shape_of(std::span<const int32_t> resources) const;
+  void measure(const Shape& shape, int64_t bytes, Size& size) const;
+  const Routes& routes_from(int32_t source) const {
+    if (routes_[source].to.empty()) routes_[source] = find_routes(source);
+    return routes_[source];
+  }
   std::vector<int32_t> ring_order(std::span<const int32_t> devices) const;
   void cross(int32_t from, int32_t to, Crossings& crossings) const;
   Pattern pattern(const Crossings& crossings) const;
@@ -111,7 +138,6 @@ class Topology {
   Message message(const Pattern& pattern, int64_t bytes, int64_t times, int64_t parts) const;
   Message ring(const Pattern& pattern, int64_t bytes, int64_t num_devices) const;
   Message tree(const Pattern& pattern, int64_t bytes, int64_t num_devices) const;
-  int64_t hold_of(int32_t resource, int64_t bytes) const;
 
   int32_t num_devices_;
   std::vector<int32_t> node_of_device_;
@@ -120,11 +146,18 @@ class Topology {
   std::vector<std::vector<Edge>> edges_;  // by vertex
   mutable std::vector<Routes> routes_;    // by source; empty until asked for
   mutable std::map<std::vector<int32_t>, Patterns> patterns_;
-  std::vector<int32_t> kind_of_link_;  // links of the same bandwidths and overhead have one kind, and
-  struct LastHold {
-    int64_t bytes = -1, duration = 0;
-  };
-  mutable std::vector<LastHold> last_hold_;  // by kind: neighbouring messages are often of one size
+  std::vector<int32_t> kind_of_link_;  // links that take and hold alike have one kind
+  mutable std::vector<Shape> shapes_;
+  mutable std::map<std::vector<int32_t>, int32_t> shape_index_;  // by kinds
 };
+
+inline Topology::Way Topology::way(int32_t from, int32_t to, int64_t bytes) const {
+  constexpr uint64_t odd = 0x9e3779b97f4a7c15;  // spreads sizes, whose low bits are alike
+  const Routes& routes = routes_from(from);
+  Shape& shape = shapes_[routes.to[to].shape];
+  Size& size = shape.kept[static_cast<uint64_t>(bytes) * odd >> (64 - Shape::bits)];
+  if (size.bytes != bytes) measure(shape, bytes, size);
+  return {routes.resources.data() + routes.to[to].begin, size};
+}
 
 }  // namespace soapstone
