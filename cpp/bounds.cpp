@@ -7,41 +7,30 @@ namespace soapstone {
 
 // Fills the tails behind a backward, its combine and its finish; returns what follows once the op can begin backward.
 int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
-  const auto& state = graph.ops[op];
-  const auto& least = state.block->least;
-  int64_t tail = 0;
-  for (const auto& [tensor, reader] : graph.reads(op)) {
-    const int64_t weight = graph.flows[tensor]->weight_backward[reader];
-    if (weight != uncounted) tail = std::max(tail, weight + head_backward_[graph.graph.tensors[tensor].producer]);
-  }
-  for (const auto& [group, place] : graph.groups_of_op[op]) {
-    const int64_t weight = graph.syncs[group]->weights[place];
-    if (weight != uncounted) tail = std::max(tail, weight + tails_[graph.sync_tail()]);
-  }
+  const auto& [least, sum, combines, finishes, has_copies] = weights_.op(op);
+  int64_t tail = sum == uncounted ? 0 : sum + tails_[graph.sync_tail()];
+  for (const auto& [maker, weight] : weights_.backward(op))
+    if (weight != uncounted) tail = std::max(tail, weight + head_backward_[maker]);
   tails_[graph.tail_of(op, role_backward)] = tail;
   int64_t head = tail + least[role_backward];
-  if (!state.layout->combines) return head;
+  if (!combines) return head;
   tails_[graph.tail_of(op, role_combine_backward)] = head;
   head += least[role_combine_backward];
-  if (state.block->finish_backward.empty()) return head;
+  if (!finishes) return head;
   tails_[graph.tail_of(op, role_finish_backward)] = head;
   return head + least[role_finish_backward];
 }
 
 // Likewise for forward.
 int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
-  const auto& state = graph.ops[op];
-  const auto& least = state.block->least;
-  const bool finishes = !state.block->finish_forward.empty(), ends = op == graph.exit();
+  const auto& [least, sum, combines, finishes, has_copies] = weights_.op(op);
+  const bool ends = op == graph.exit();
   int64_t tail = graph.meets_at_loss() && !ends ? behind_loss_ : graph.graph.ops[op].backward ? head_backward_[op] : 0;
-  for (const auto& output : graph.graph.ops[op].outputs) {
-    if (finishes && state.layout->copies > 1) break;  // some copy may have no reader
-    const auto& readers = graph.graph.tensors[output.tensor].readers;
-    const auto& weights = graph.flows[output.tensor]->weight_forward;
-    for (size_t i = 0; i < readers.size(); ++i)
-      if (weights[i] != uncounted) tail = std::max(tail, weights[i] + head_forward_[readers[i].first]);
+  for (const auto& [reader, weight] : weights_.forward(op)) {
+    if (finishes && has_copies) break;  // some copy may have no reader
+    if (weight != uncounted) tail = std::max(tail, weight + head_forward_[reader]);
   }
-  if (state.layout->combines) {
+  if (combines) {
     if (finishes) {
       tails_[graph.tail_of(op, role_finish_forward)] = tail;
       tail += least[role_finish_forward];
@@ -153,7 +142,7 @@ void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
 void Bounds::find_transfers(const TaskGraph& graph) {
   for (int32_t op = 0; op < static_cast<int32_t>(graph.ops.size()); ++op)
     for (const auto& output : graph.graph.ops[op].outputs) {
-      if (graph.flows[output.tensor]->before.empty()) continue;
+      if (!weights_.moves(output.tensor)) continue;
       tails_[graph.transfer_tail(output.tensor, false)] = behind_message(graph, output.tensor);
       tails_[graph.transfer_tail(output.tensor, true)] = head_backward_[op];
     }
@@ -161,6 +150,7 @@ void Bounds::find_transfers(const TaskGraph& graph) {
 
 bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit) {
   const auto num_ops = static_cast<int32_t>(graph.graph.ops.size());
+  weights_.update(graph);
   tails_.assign(graph.num_tails(), 0);
   head_backward_.assign(num_ops, 0);
   head_forward_.assign(num_ops, 0);

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "followers.hpp"
+#include "weights.hpp"
 
 namespace soapstone {
 
@@ -43,6 +44,7 @@ class Bounds {
   int64_t messages_backward(const TaskGraph& graph, const Followers& followers) const;
   void find_transfers(const TaskGraph& graph);
 
+  Weights weights_;
   std::vector<int64_t> tails_;          // by Task::tail
   std::vector<int64_t> head_backward_;  // by op: from when its output's gradient is there
   std::vector<int64_t> head_forward_;   // by op: from when its inputs are there

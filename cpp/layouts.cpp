@@ -53,6 +53,7 @@ std::string geometry_of(const Graph& graph, const Op& op) {
     for (const auto& [tensor, value] : *operands) {
       write(out, value);
       write(out, graph.tensors[tensor].factoring);
+      write(out, graph.tensors[tensor].source == Source::parameter);
     }
   }
   for (const int64_t number : {int64_t{op.head}, int64_t{op.combine.gather}, op.combine.factor, op.combine.item_size})
@@ -241,10 +242,24 @@ std::shared_ptr<const Layout> Layouts::of(int32_t op, const Degrees& degrees) {
   if (!known) {
     auto layout = std::make_shared<Layout>(lay_out(graph_, graph_.ops[op], degrees));
     layout->id = num_layouts_++;
+    number_regions(graph_.ops[op], *layout);
     bytes_ += bytes_of(*layout);
     known = std::move(layout);
   }
   return known;
+}
+
+void Layouts::number_regions(const Op& op, Layout& layout) {
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    if (graph_.tensors[op.inputs[i].tensor].source != Source::parameter) continue;
+    for (const auto& boxes : layout.inputs[i].boxes) {
+      std::vector<int64_t> ends;
+      for (const auto& box : boxes)
+        for (const auto& interval : box) ends.insert(ends.end(), {interval.lo, interval.hi});
+      const int32_t number = boxes.empty() ? -1 : regions_.try_emplace(std::move(ends), num_regions()).first->second;
+      layout.inputs[i].regions.push_back(number);
+    }
+  }
 }
 
 const Overlaps& Layouts::between(int32_t tensor, int32_t reader, const Layout& made, const Layout& read) {

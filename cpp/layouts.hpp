@@ -18,6 +18,7 @@ struct Share {
   std::vector<int32_t> of_part;         // which of them a part has
   std::vector<int32_t> begin, parts;    // boxes[i] is had by parts[begin[i]] up to parts[begin[i + 1]]
   bool disjoint = false;                // of a parameter: single boxes that share nothing, in order
+  std::vector<int32_t> regions;         // likewise: by boxes[i], a number that the same boxes have everywhere; -1: none
 };
 
 struct Layout {
@@ -52,10 +53,13 @@ class Layouts {
   // `reader` is an index in the tensor's readers. Valid until the next call of `forget`.
   const Overlaps& between(int32_t tensor, int32_t reader, const Layout& made, const Layout& read);
 
+  int32_t num_regions() const { return static_cast<int32_t>(regions_.size()); }
+
   // Drops what was computed where it has grown large; layouts in use stay.
   void forget();
 
  private:
+  void number_regions(const Op&, Layout&);
   const Overlaps& find(int32_t output, int32_t input, const Layout& made, const Layout& read);
 
   struct PairHash {
@@ -73,6 +77,7 @@ class Layouts {
     const Overlaps* overlaps = nullptr;
   };
   std::vector<std::vector<std::array<Recent, 2>>> recent_;  // by tensor and reader: the last two answers
+  std::map<std::vector<int64_t>, int32_t> regions_;         // by the ends of their boxes; kept, since layouts are
   int32_t num_layouts_ = 0;
   size_t bytes_ = 0;  // of all that is kept, roughly
 };

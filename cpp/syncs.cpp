@@ -1,6 +1,6 @@
 // Gradient sums: the pieces of parameters, put into buckets of one holder set, and who waits for them.
 #include <algorithm>
-#include <map>
+#include <bit>
 #include <numeric>
 
 #include "sorting.hpp"
@@ -86,45 +86,36 @@ class SyncBuilder {
     return pieces;
   }
 
-  // Ops of one layout read the same boxes, so boxes are compared once for each layout.
   std::vector<Piece> by_reading(int32_t index) const {
-    std::map<std::vector<int64_t>, int32_t> known;
-    std::vector<std::pair<const Share*, std::vector<int32_t>>> seen;
+    const size_t num_words = (graph_.totals.elements.size() + 63) / 64;
+    auto& reading_of = graph_.reading_of_;
+    reading_of.resize(graph_.layouts_.num_regions(), -1);
     std::vector<Reading> readings;
+    std::vector<int32_t> regions;
+    std::vector<uint64_t> on;  // a bit for each reading and device
     for (const auto& [op, input] : graph_.graph.tensors[index].readers) {
-      const auto& state = graph_.ops[op];
-      const Share* share = &state.layout->inputs[input];
-      auto at = std::find_if(seen.begin(), seen.end(), [&](const auto& item) { return item.first == share; });
-      if (at == seen.end()) at = seen.insert(at, {share, readings_of(*share, known, readings)});
+      const auto& [configuration, layout, block, next] = graph_.ops[op];
+      const Share& share = layout->inputs[input];
       const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
-      for (int32_t part = 0; part < state.layout->num_parts; ++part) {
-        const int32_t reading = at->second[share->of_part[part]];
-        if (reading < 0) continue;
+      for (int32_t part = 0; part < layout->num_parts; ++part) {
+        const int32_t box = share.of_part[part], region = share.regions[box], device = configuration.devices[part];
+        if (region < 0) continue;
+        if (reading_of[region] < 0) {
+          reading_of[region] = static_cast<int32_t>(readings.size());
+          readings.push_back({&share.boxes[box], {}, {}});
+          regions.push_back(region);
+          on.resize(on.size() + num_words);
+        }
+        const int32_t reading = reading_of[region];
         readings[reading].parts.emplace_back(static_cast<int32_t>(place), part);
-        readings[reading].devices.push_back(state.configuration.devices[part]);
+        on[reading * num_words + (device >> 6)] |= uint64_t{1} << (device & 63);
       }
     }
-    for (auto& reading : readings) sort_unique(reading.devices);
+    for (const int32_t region : regions) reading_of[region] = -1;
+    for (size_t i = 0; i < on.size(); ++i)
+      for (uint64_t bits = on[i]; bits; bits &= bits - 1)
+        readings[i / num_words].devices.push_back(static_cast<int32_t>(i % num_words * 64) + std::countr_zero(bits));
     return pieces_of(readings);
-  }
-
-  // By box: the index of its reading, -1 where it is empty.
-  static std::vector<int32_t> readings_of(const Share& share, std::map<std::vector<int64_t>, int32_t>& known,
-                                          std::vector<Reading>& readings) {
-    std::vector<int32_t> result;
-    for (const auto& boxes : share.boxes) {
-      if (boxes.empty()) {
-        result.push_back(-1);
-        continue;
-      }
-      std::vector<int64_t> key;
-      for (const auto& box : boxes)
-        for (const auto& interval : box) key.insert(key.end(), {interval.lo, interval.hi});
-      const auto [at, fresh] = known.try_emplace(std::move(key), static_cast<int32_t>(readings.size()));
-      if (fresh) readings.push_back({&boxes, {}, {}});
-      result.push_back(at->second);
-    }
-    return result;
   }
 
   // Pieces in the order in which backward completes them; a bucket ends where it is full or the next has other holders.

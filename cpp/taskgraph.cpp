@@ -188,6 +188,15 @@ bool TaskGraph::route(int64_t limit) {
   return true;
 }
 
+// An op whose outputs' parts are all read, or all get a gradient where it has a backward.
+bool TaskGraph::goes_on(int32_t op) const {
+  const auto& outputs = graph.ops[op].outputs;
+  return op == exit_ || std::any_of(outputs.begin(), outputs.end(), [&](const Operand& output) {
+           const auto& block = *flows[output.tensor];
+           return graph.ops[op].backward ? block.all_return : block.all_read;
+         });
+}
+
 // Whether tasks surely meet at the loss, known before any flow is.
 bool TaskGraph::will_meet() {
   if (!met_before_ || ops[exit_].layout->num_output_parts != 1) return false;
@@ -213,16 +222,15 @@ const OpBlock& TaskGraph::block_before(int32_t op) const {
 
 bool TaskGraph::find_whether_meets() const {
   if (exit_ < 0 || !graph.ops[exit_].backward || ops[exit_].layout->num_output_parts != 1) return false;
-  for (int32_t op = 0; op < static_cast<int32_t>(ops.size()); ++op) {
-    const auto goes_on = [&](const Operand& output) {
-      const auto& block = *flows[output.tensor];
-      return graph.ops[op].backward ? block.all_return : block.all_read;
-    };
-    const auto& outputs = graph.ops[op].outputs;
-    if (op != exit_ && std::none_of(outputs.begin(), outputs.end(), goes_on)) return false;
-  }
-  return std::all_of(syncs.begin(), syncs.end(), [](const auto& block) { return block->all_wait; }) &&
-         std::all_of(undo_.syncs.begin(), undo_.syncs.end(), [](const auto& old) { return old.second->all_wait; });
+  const auto waits = [](const auto& block) { return block->all_wait; };
+  if (met_before_)  // and what the change does not reach still does
+    return std::all_of(rerouted_.begin(), rerouted_.end(),
+                       [&](int32_t tensor) { return goes_on(graph.tensors[tensor].producer); }) &&
+           std::all_of(regrouped_.begin(), regrouped_.end(), [&](int32_t group) { return waits(syncs[group]); });
+  for (int32_t op = 0; op < static_cast<int32_t>(ops.size()); ++op)
+    if (!goes_on(op)) return false;
+  return std::all_of(syncs.begin(), syncs.end(), waits) &&
+         std::all_of(undo_.syncs.begin(), undo_.syncs.end(), [&](const auto& old) { return waits(old.second); });
 }
 
 void TaskGraph::replaced(const Block& old, const Block& block) {

@@ -253,6 +253,7 @@ class TaskGraph {
 
   void make_groups();
   void find_exit();
+  bool goes_on(int32_t op) const;
   bool find_whether_meets() const;
   bool will_meet();
   void find_shortcuts();
@@ -307,8 +308,9 @@ class TaskGraph {
   Spares<FlowBlock> spare_flows_;
   Spares<SyncBlock> spare_syncs_;
   Spares<Next> spare_next_;
-  std::vector<Edge> edges_;  // make_next's own
-  Totals before_;            // the change
+  std::vector<Edge> edges_;          // make_next's own
+  std::vector<int32_t> reading_of_;  // SyncBuilder's own: by region, -1 between calls
+  Totals before_;                    // the change
   bool meets_ = false, met_before_ = false;
   std::unique_ptr<FlowBuilder> flow_builder_;
 };

@@ -1,0 +1,75 @@
+#include "weights.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace soapstone {
+
+void Weights::begin(const TaskGraph& graph) {
+  const auto num_ops = static_cast<int32_t>(graph.ops.size());
+  ops_.resize(num_ops);
+  places_.resize(graph.flows.size());
+  moves_.resize(graph.flows.size());
+  for (size_t tensor = 0; tensor < places_.size(); ++tensor)
+    if (graph.flows[tensor]) places_[tensor].resize(graph.graph.tensors[tensor].readers.size());
+  for (int32_t op = 0; op < num_ops; ++op) {
+    forward_.begin.push_back(static_cast<int32_t>(forward_.edges.size()));
+    backward_.begin.push_back(static_cast<int32_t>(backward_.edges.size()));
+    for (const auto& output : graph.graph.ops[op].outputs) {
+      const auto& readers = graph.graph.tensors[output.tensor].readers;
+      for (size_t i = 0; i < readers.size(); ++i) {
+        places_[output.tensor][i].first = static_cast<int32_t>(forward_.edges.size());
+        forward_.edges.push_back({readers[i].first, uncounted});
+      }
+    }
+    for (const auto& [tensor, reader] : graph.reads(op)) {
+      places_[tensor][reader].second = static_cast<int32_t>(backward_.edges.size());
+      backward_.edges.push_back({graph.graph.tensors[tensor].producer, uncounted});
+    }
+  }
+  forward_.begin.push_back(static_cast<int32_t>(forward_.edges.size()));
+  backward_.begin.push_back(static_cast<int32_t>(backward_.edges.size()));
+  for (int32_t op = 0; op < num_ops; ++op) {
+    update_op(graph, op);
+    update_sum(graph, op);
+  }
+  for (size_t tensor = 0; tensor < places_.size(); ++tensor)
+    if (graph.flows[tensor]) update_tensor(graph, static_cast<int32_t>(tensor));
+}
+
+void Weights::update(const TaskGraph& graph) {
+  if (ops_.empty()) return begin(graph);
+  const auto both = [](std::vector<int32_t>& before, const std::vector<int32_t>& now, auto visit) {
+    std::for_each(before.begin(), before.end(), visit);
+    std::for_each(now.begin(), now.end(), visit);
+    before = now;
+  };
+  both(changed_, graph.changed(), [&](int32_t op) { update_op(graph, op); });
+  both(rerouted_, graph.rerouted(), [&](int32_t tensor) { update_tensor(graph, tensor); });
+  both(regrouped_, graph.regrouped(), [&](int32_t group) {
+    for (const int32_t op : graph.groups[group].ops) update_sum(graph, op);
+  });
+}
+
+void Weights::update_op(const TaskGraph& graph, int32_t op) {
+  const auto& [configuration, layout, block, next] = graph.ops[op];
+  const bool finishes = !block->finish_forward.empty();
+  ops_[op] = {block->least, ops_[op].sum, layout->combines, finishes, layout->copies > 1};
+}
+
+void Weights::update_sum(const TaskGraph& graph, int32_t op) {
+  int64_t& sum = ops_[op].sum = uncounted;
+  for (const auto& [group, place] : graph.groups_of_op[op]) sum = std::max(sum, graph.syncs[group]->weights[place]);
+}
+
+void Weights::update_tensor(const TaskGraph& graph, int32_t tensor) {
+  const auto& block = *graph.flows[tensor];
+  moves_[tensor] = !block.before.empty();
+  for (size_t i = 0; i < places_[tensor].size(); ++i) {
+    const auto& [forward, backward] = places_[tensor][i];
+    forward_.edges[forward].weight = block.weight_forward[i];
+    backward_.edges[backward].weight = block.weight_backward[i];
+  }
+}
+
+}  // namespace soapstone
