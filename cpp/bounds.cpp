@@ -52,7 +52,7 @@ int64_t Bounds::least_behind(const TaskGraph& graph, const Followers* followers,
   if (followers) most = std::max(most, messages_backward(graph, *followers));
   const int32_t num_devices = graph.machine.topology.num_devices();
   for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.behind.size()); ++i)
-    most = std::max(most, graph.totals.behind[i] + (i < num_devices ? 0 : last));
+    most = std::max(most, graph.idle.behind[i] + graph.totals.behind[i] + (i < num_devices ? 0 : last));
   return most;
 }
 
@@ -181,7 +181,7 @@ bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t fi
   const bool meets = graph.meets_at_loss();
   if (meets) {
     behind_loss_ = least_behind(graph, followers, std::min(last, update));
-    through = behind_loss_ + *std::max_element(graph.totals.before.begin(), graph.totals.before.end());
+    through = behind_loss_ + longest(graph.totals.before, graph.idle.before);
     bound_ = std::max(bound_, through);
     if (bound_ > limit) return false;
   }

@@ -126,13 +126,13 @@ void Engine::restore() {
   num_touched_ = 0;
 }
 
-int64_t Engine::first_input(const std::vector<int32_t>& ops) const {
+int64_t Engine::first_input() {
   int64_t first = INT64_MAX;
-  for (const int32_t op : ops) {
+  for (const int32_t op : graph_.changed()) {
     for (const int32_t slot : graph_.block_before(op).forward) first = std::min(first, old_ready_[slot]);
     bool all_wait = false;  // some input is read by every part
     for (const auto& [tensor, reader] : graph_.reads(op)) {
-      all_wait |= graph_.flows[tensor]->arrival_forward[reader] != uncounted;
+      all_wait |= graph_.reaches_all(tensor, reader);
       const int32_t producer = graph_.graph.tensors[tensor].producer;
       if (!graph_.is_changing(producer)) first = std::min(first, first_arrival(producer));
     }
@@ -148,6 +148,76 @@ int64_t Engine::first_arrival(int32_t op) const {
     if (const int32_t slot = state.block->arrival(*state.layout, part); slot >= 0)
       first = std::min(first, old_end_[slot]);
   return first;
+}
+
+// Nothing that the change touches in backward was ready, or is, any earlier: it waits for a reader of some tensor whose
+// messages are other ones, or for the gradient of a parameter that is summed otherwise, or it is an update.
+int64_t Engine::first_return() const {
+  int64_t first = INT64_MAX;
+  const auto see = [&](int32_t op) {
+    if (!graph_.graph.ops[op].backward) return;
+    const auto& time = graph_.is_changing(op) ? old_ready_ : old_end_;
+    for (const int32_t slot : graph_.block_before(op).backward) first = std::min(first, time[slot]);
+  };
+  for (const int32_t tensor : graph_.rerouted())
+    for (const auto& [op, input] : graph_.graph.tensors[tensor].readers) see(op);
+  for (const int32_t group : graph_.regrouped())
+    for (const int32_t op : graph_.groups[group].ops) see(op);
+  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
+    if (position_[device] >= 0 && graph_.totals.elements[device] != graph_.totals_before().elements[device])
+      first = std::min(first, old_ready_[device]);
+  return std::min(first, first_update());
+}
+
+// An update that loses gradients may be ready earlier than it was, but not before some sum that stays: the first such
+// that is found from the end.
+int64_t Engine::first_update() const {
+  std::vector<bool> loses(graph_.machine.topology.num_devices());
+  std::vector<int32_t> gone;
+  for (const int32_t group : graph_.regrouped()) {
+    if (!graph_.groups[group].grad) continue;
+    const SyncBlock& old = graph_.syncs_before(group);
+    for (const auto& pieces : old.pieces)
+      for (const auto& piece : *pieces)
+        for (const int32_t device : piece.holders) loses[device] = true;
+    for (const auto& bucket : old.tasks->buckets) gone.push_back(bucket.slot);
+  }
+  auto num_open = std::count(loses.begin(), loses.end(), true);
+  int64_t first = INT64_MAX;
+  for (size_t i = order_.size(); num_open > 0 && i-- > static_cast<size_t>(loss_);) {
+    const Task& task = graph_.pool.tasks[order_[i]];
+    if (phase_of(task.key) != sync_phase || std::find(gone.begin(), gone.end(), order_[i]) != gone.end()) continue;
+    for (const int32_t device : std::span(task.next, task.num_next)) {
+      if (!loses[device]) continue;
+      loses[device] = false;
+      --num_open;
+      first = std::min(first, old_end_[order_[i]]);
+    }
+  }
+  return num_open > 0 ? old_end_[order_[loss_]] : first;
+}
+
+void Engine::find_idle(bool meets, int64_t first_input, Idle& idle) {
+  idle.before.assign(idle.before.size(), 0);
+  idle.behind.assign(idle.behind.size(), 0);
+  if (!meets || loss_ < 0 || order_[loss_] != graph_.loss()) return;
+  const auto& totals = graph_.totals;
+  // Where something is left to serve, it is not ready before the change.
+  const auto begins = [](const Resource& resource, int64_t change, int64_t left) {
+    return left > 0 ? std::max(resource.free, change) : resource.free;
+  };
+  serve_to(forward_, std::min(position_at(first_input), loss_));
+  for (size_t i = 0; i < idle.before.size(); ++i) {
+    const auto& resource = forward_.resources[i];
+    idle.before[i] = begins(resource, first_input, totals.before[i] - resource.left) - resource.left;
+  }
+  const int64_t first = std::min(first_return(), old_makespan_), end = old_end_[order_[loss_]];
+  serve_to(backward_, std::max(position_at(first), loss_ + 1));
+  for (size_t i = 0; i < idle.behind.size(); ++i) {
+    const auto& resource = backward_.resources[i];
+    const int64_t served = resource.left - graph_.totals_before().before[i];
+    idle.behind[i] = std::max(begins(resource, first, totals.behind[i] - served), end) - end - served;
+  }
 }
 
 // Whether a gradient sum or an update has lost all that it waited for.
@@ -217,18 +287,29 @@ void Engine::start(Side& side, int32_t cut) {
   side.order.clear();
   side.noted.clear();
   side.latest = cut == 0 ? 0 : latest_[cut - 1];
-  const Checkpoint* point = checkpoint_at(cut);
-  const int32_t from = point ? point->position : 0;
-  if (point)
-    side.resources = point->resources;
-  else
-    side.resources.assign(side.whole.size(), {0, 0});
+  serve_to(side, cut);
   for (size_t i = 0; i < side.whole.size(); ++i) side.resources[i].left = side.whole[i] - side.resources[i].left;
-  for (int32_t i = from; i < cut; ++i) hold(side, graph_.pool.tasks[order_[i]], old_ready_[order_[i]]);
   side.least = std::max(side.latest, least_at(side, 0));
   side.next_note = 0;
   side.stop = -1;
   side.done = false;
+}
+
+// Resources as they were before the task at `cut` was served; `left` counts what was.
+void Engine::serve_to(Side& side, int32_t cut) {
+  const Checkpoint* point = checkpoint_at(cut);
+  if (point)
+    side.resources = point->resources;
+  else
+    side.resources.assign(graph_.totals.work.size(), {0, 0});
+  for (int32_t i = point ? point->position : 0; i < cut; ++i) {
+    const int32_t slot = order_[i];
+    graph_.pool.tasks[slot].each_hold([&](const Hold& hold) {
+      Resource& resource = side.resources[hold.resource];
+      resource.free = std::max(old_ready_[slot], resource.free) + hold.duration;
+      resource.left += hold.duration;
+    });
+  }
 }
 
 // What waits at the cut: all that is ready at the start, or for all of whose predecessors the times are known.

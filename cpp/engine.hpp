@@ -36,8 +36,10 @@ class Engine {
     forward_.order.clear();
   }
 
-  // Before this, all is as it was in what was adopted: no part of some changed ops was ready, or is, any earlier.
-  int64_t first_input(const std::vector<int32_t>& ops) const;
+  // Before this, all is as it was in what was adopted: no part of the changed ops was ready, or is, any earlier.
+  int64_t first_input();
+  // What is sure before any flow is known; zeros where tasks may not meet at the loss as they did.
+  void find_idle(bool meets, int64_t first_input, Idle& idle);
 
   int64_t makespan() const { return forward_.latest; }  // of the last play, where it kept to the limit
   int64_t num_served() const { return num_served_; }    // tasks that the last play served
@@ -79,9 +81,12 @@ class Engine {
   int64_t first_touch() const;
   int64_t first_change(int32_t position);
   int64_t first_arrival(int32_t op) const;
+  int64_t first_return() const;
+  int64_t first_update() const;
   int32_t position_at(int64_t time) const;
   bool has_sides() const;
   void start(Side& side, int32_t cut);
+  void serve_to(Side& side, int32_t cut);
   bool seed(int64_t change);
   bool give_from(Side& side, int32_t begin, int32_t end, int64_t change);
   const Checkpoint* checkpoint_at(int32_t cut) const;
@@ -168,8 +173,7 @@ inline int64_t Engine::hold(Side& side, const Task& task, int64_t ready) {
     served = std::max(served, resource.free);
     least = std::max(least, resource.free + resource.left);
   };
-  if (task.num_holds > 0) hold(task.first);
-  for (int32_t i = 1; i < task.num_holds; ++i) hold(task.holds[i]);
+  task.each_hold(hold);
   side.least = least;
   return served + task.latency;
 }

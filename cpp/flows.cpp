@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 namespace soapstone {
@@ -40,26 +41,17 @@ void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
 
 // What a resource serves before the loss and what any serves behind it add up.
 void FlowBuilder::set_room(int64_t limit, bool meets) {
-  const auto& [work, before, behind, compute, elements, memory] = graph_.totals;
-  room_before_ = {meets ? &before : &work, limit - (meets ? *std::max_element(behind.begin(), behind.end()) : 0)};
-  room_behind_ = {meets ? &behind : &work, limit - (meets ? *std::max_element(before.begin(), before.end()) : 0)};
-}
-
-bool FlowBuilder::reaches_all(int32_t tensor, bool back) {
-  const auto& [source, item_size, grad, factoring, producer, output, readers] = graph_.graph.tensors[tensor];
-  for (size_t i = 0; i < readers.size(); ++i) {
-    const int32_t op = readers[i].first;
-    if (back && !(grad && graph_.graph.ops[op].backward)) continue;
-    const Layout &made = *graph_.ops[producer].layout, &read = *graph_.ops[op].layout;
-    if (graph_.layouts_.between(tensor, static_cast<int32_t>(i), made, read).all_met) return true;
-  }
-  return false;
+  const auto& [totals, idle] = std::tie(graph_.totals, graph_.idle);
+  meets_ = meets;
+  limit_before_ = limit - (meets ? longest(totals.behind, idle.behind) : 0);
+  limit_behind_ = limit - (meets ? longest(totals.before, idle.before) : 0);
 }
 
 bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   begin(tensor, block);
-  before_.begin(*room_before_.counted, room_before_.limit);
-  behind_.begin(*room_behind_.counted, room_behind_.limit);
+  const auto& [totals, idle] = std::tie(graph_.totals, graph_.idle);
+  before_.begin(meets_ ? totals.before : totals.work, meets_ ? &idle.before : nullptr, limit_before_);
+  behind_.begin(meets_ ? totals.behind : totals.work, meets_ ? &idle.behind : nullptr, limit_behind_);
   block.made.assign(flow_on_.size(), 0);
   rank_ = num_dims(tensor_->factoring);
   overlaps_.clear();
@@ -202,12 +194,12 @@ bool FlowBuilder::add_trips(size_t first) {
   return before_.fits() && behind_.fits();
 }
 
-void FlowBuilder::Tally::begin(const std::vector<int64_t>& counted, int64_t limit) {
+void FlowBuilder::Tally::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle, int64_t limit) {
   served_.resize(counted.size());
   for (const int32_t resource : resources_) served_[resource] = 0;  // what a refusal left behind
   resources_.clear();
   room_.resize(counted.size());
-  for (size_t i = 0; i < counted.size(); ++i) room_[i] = limit - counted[i];
+  for (size_t i = 0; i < counted.size(); ++i) room_[i] = limit - counted[i] - (idle ? (*idle)[i] : 0);
   fits_ = true;
 }
 

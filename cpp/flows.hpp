@@ -12,8 +12,6 @@ class FlowBuilder {
 
   // Before flows are found: what a resource may serve of them beside all that is counted, as far as that is known.
   void set_room(int64_t limit, bool meets);
-  // Whether some reader surely reads every output part, or gives it a gradient.
-  bool reaches_all(int32_t tensor, bool back);
   // False where they take more than that; then the block is of no use.
   bool find(int32_t tensor, FlowBlock& block);
   void join(int32_t tensor, FlowBlock& block, const FlowBlock* before);
@@ -67,7 +65,7 @@ class FlowBuilder {
   // What resources serve of the transfers that are found, in one direction, and may serve in all.
   class Tally {
    public:
-    void begin(const std::vector<int64_t>& counted, int64_t limit);
+    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle, int64_t limit);
     Trip add(const Topology::Way& way);
     bool fits() const { return fits_; }
     // What each one serves, and the most of that.
@@ -78,10 +76,8 @@ class FlowBuilder {
     std::vector<int32_t> resources_;      // that serve any
     bool fits_ = true;
   } before_, behind_;
-  struct Room {
-    const std::vector<int64_t>* counted = nullptr;  // by resource
-    int64_t limit = INT64_MAX;
-  } room_before_, room_behind_;
+  bool meets_ = false;
+  int64_t limit_before_ = INT64_MAX, limit_behind_ = INT64_MAX;
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
   std::vector<int32_t> first_shortcut_;           // by reader behind
   std::vector<std::span<const Reader>> in_flow_;  // by reader

@@ -287,6 +287,9 @@ const Overlaps& Layouts::find(int32_t output, int32_t input, const Layout& made,
       result->begin.push_back(static_cast<int32_t>(result->read.size()));
       result->all_met &= result->begin.end()[-1] > result->begin.end()[-2];
     }
+    std::vector<bool> reached(wanted.size());
+    for (const int32_t box : result->read) reached[box] = true;
+    result->all_reached = std::find(reached.begin(), reached.end(), false) == reached.end();
     bytes_ += sizeof(Overlaps) + result->read.size() * 4 + result->hulls.size() * sizeof(Interval);
     known = std::move(result);
   }

@@ -40,6 +40,7 @@ struct Overlaps {
   std::vector<int32_t> read;    // the reader's box, increasing for each i
   std::vector<Interval> hulls;  // of what they share, one interval for each dim of the tensor
   bool all_met = true;          // every box of the maker
+  bool all_reached = true;      // every box of the reader
 
   bool meet(int32_t made, int32_t read) const;
 };

@@ -61,11 +61,16 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
   try {
     book(in_ops, [&] { graph.change(changes); });
     possible = *std::max_element(graph.totals.compute.begin(), graph.totals.compute.end()) <= limit;
-    possible = possible && book(in_flows, [&] { return graph.route(limit); });
+    int64_t first = 0;
+    possible = possible && book(in_flows, [&] {
+                 const bool meets = graph.regroup();
+                 first = engine_.first_input();
+                 engine_.find_idle(meets, first, graph.idle);
+                 return graph.route(limit);
+               });
     possible = possible && (most_overflow == INT64_MAX || overflow() <= most_overflow);
     possible = possible && book(in_bounds, [&] {
-                 return bounds_.hold(graph, num_since_ >= patience ? &followers_ : nullptr,
-                                     engine_.first_input(graph.changed()), limit);
+                 return bounds_.hold(graph, num_since_ >= patience ? &followers_ : nullptr, first, limit);
                });
   } catch (...) {
     graph.take_back();

@@ -37,6 +37,8 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thoro
     for (size_t i = 0; i < graph.tensors[tensor].readers.size(); ++i)
       if (graph.tensors[tensor].source == Source::op)
         reads_[graph.tensors[tensor].readers[i].first].emplace_back(tensor, i);
+  idle.before.resize(machine.topology.num_resources());
+  idle.behind = idle.before;
   find_exit();
   make_groups();
   syncs.resize(groups.size());
@@ -164,7 +166,7 @@ void TaskGraph::relink(int32_t op, bool differs) {
   relinked_.push_back(op);
 }
 
-bool TaskGraph::route(int64_t limit) {
+bool TaskGraph::regroup() {
   find_reach();
   for (const int32_t group : regrouped_) {
     auto block = find_syncs(group);
@@ -175,7 +177,11 @@ bool TaskGraph::route(int64_t limit) {
   }
   set_updates();
   for (const int32_t tensor : rerouted_) count(*flows[tensor], -1);
-  flow_builder_->set_room(limit, will_meet());
+  return will_meet_ = will_meet();
+}
+
+bool TaskGraph::route(int64_t limit) {
+  flow_builder_->set_room(limit, will_meet_);
   for (const int32_t tensor : rerouted_) {
     auto block = spare_flows_.take();
     const bool fits = flow_builder_->find(tensor, *block);
@@ -202,8 +208,7 @@ bool TaskGraph::will_meet() {
   if (!met_before_ || ops[exit_].layout->num_output_parts != 1) return false;
   const auto goes_on = [&](const Operand& output) {
     const bool back = graph.ops[graph.tensors[output.tensor].producer].backward;
-    if (std::binary_search(rerouted_.begin(), rerouted_.end(), output.tensor))
-      return flow_builder_->reaches_all(output.tensor, back);
+    if (std::binary_search(rerouted_.begin(), rerouted_.end(), output.tensor)) return is_wanted(output.tensor, back);
     return back ? flows[output.tensor]->all_return : flows[output.tensor]->all_read;
   };
   for (const int32_t tensor : rerouted_) {
@@ -215,9 +220,32 @@ bool TaskGraph::will_meet() {
                      [&](const auto& old) { return old.second->all_wait && syncs[old.first]->all_wait; });
 }
 
+// Whether some reader surely reads every output part, or gives it a gradient.
+bool TaskGraph::is_wanted(int32_t tensor, bool back) {
+  const auto& readers = graph.tensors[tensor].readers;
+  for (size_t i = 0; i < readers.size(); ++i) {
+    if (back && !(graph.tensors[tensor].grad && graph.ops[readers[i].first].backward)) continue;
+    if (between(tensor, static_cast<int32_t>(i)).all_met) return true;
+  }
+  return false;
+}
+
+bool TaskGraph::reaches_all(int32_t tensor, int32_t reader) { return between(tensor, reader).all_reached; }
+
+const Overlaps& TaskGraph::between(int32_t tensor, int32_t reader) {
+  const auto& [op, input] = graph.tensors[tensor].readers[reader];
+  return layouts_.between(tensor, reader, *ops[graph.tensors[tensor].producer].layout, *ops[op].layout);
+}
+
 const OpBlock& TaskGraph::block_before(int32_t op) const {
   const auto at = std::find_if(undo_.ops.begin(), undo_.ops.end(), [&](const auto& old) { return old.first == op; });
   return at == undo_.ops.end() ? *ops[op].block : *at->second.block;
+}
+
+const SyncBlock& TaskGraph::syncs_before(int32_t group) const {
+  const auto at =
+      std::find_if(undo_.syncs.begin(), undo_.syncs.end(), [&](const auto& old) { return old.first == group; });
+  return at == undo_.syncs.end() ? *syncs[group] : *at->second;
 }
 
 bool TaskGraph::find_whether_meets() const {

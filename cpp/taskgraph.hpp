@@ -6,6 +6,7 @@
 // the old ones in place again. All edges between ops pass through a tensor or a parameter, whose block lists them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <span>
@@ -153,6 +154,18 @@ struct Totals {
   MemoryTotals memory;
 };
 
+// By resource: how long it stands idle before a change can touch anything, up to the loss and from there on.
+struct Idle {
+  std::vector<int64_t> before, behind;
+};
+
+// The most that a resource takes, idle or at work.
+inline int64_t longest(const std::vector<int64_t>& work, const std::vector<int64_t>& idle) {
+  int64_t most = 0;
+  for (size_t i = 0; i < work.size(); ++i) most = std::max(most, work[i] + idle[i]);
+  return most;
+}
+
 class FlowBuilder;
 
 class TaskGraph {
@@ -162,11 +175,13 @@ class TaskGraph {
   TaskGraph(const TaskGraph&) = delete;  // tasks point into their blocks
   ~TaskGraph();
 
-  // The first strategy, and then changes of some ops: `change` makes the ops' blocks, `route` finds what moves between
-  // ops, or stops where that alone passes the limit, `link` makes tasks of it and joins them to the rest, `keep` or
-  // `take_back` ends it.
+  // The first strategy, and then changes of some ops: `change` makes the ops' blocks, `regroup` finds the gradient
+  // sums, forgets what moved between ops and says whether tasks surely still meet at the loss, `route` finds what moves
+  // between ops, or stops where that alone passes the limit, `link` makes tasks of it and joins them to the rest,
+  // `keep` or `take_back` ends it.
   void begin(const std::vector<Configuration>& strategy);
   void change(const std::vector<std::pair<int32_t, Configuration>>& changes);
+  bool regroup();
   bool route(int64_t limit);
   void link();
   void keep();
@@ -183,13 +198,15 @@ class TaskGraph {
   const std::vector<int32_t>& reupdated() const { return reupdated_; }
   const std::vector<int32_t>& changed() const { return changed_; }
   bool is_changing(int32_t op) const { return changing_[op]; }
-  const OpBlock& block_before(int32_t op) const;  // the change
+  const OpBlock& block_before(int32_t op) const;       // the change
+  const SyncBlock& syncs_before(int32_t group) const;  // likewise
   const Totals& totals_before() const { return before_; }
 
   const Graph& graph;
   const Machine machine;
   TaskPool pool;  // the first slots are the updates, one a device
   Totals totals;
+  Idle idle;  // for whoever knows times; zeros do
 
   struct Next {
     std::vector<int32_t> slots, end;  // successors of all the block's tasks, and where each task's end
@@ -210,6 +227,7 @@ class TaskGraph {
   std::vector<std::vector<std::pair<int32_t, int32_t>>> groups_of_op;  // (group, index in its ops)
 
   const std::vector<std::pair<int32_t, int32_t>>& reads(int32_t op) const { return reads_[op]; }
+  bool reaches_all(int32_t tensor, int32_t reader);  // whether each of the reader's parts reads some of it
   bool has_update(int32_t device) const { return totals.elements[device] > 0; }
   int64_t update_time(int32_t device) const { return pool.tasks[device].first.duration; }
   const std::vector<int64_t>& transient();  // by device: the largest task's bytes
@@ -256,6 +274,8 @@ class TaskGraph {
   bool goes_on(int32_t op) const;
   bool find_whether_meets() const;
   bool will_meet();
+  bool is_wanted(int32_t tensor, bool back);
+  const Overlaps& between(int32_t tensor, int32_t reader);
   void find_shortcuts();
   void check(const Op&, const Configuration&) const;
   OpState configured(int32_t op, const Configuration&);
@@ -311,7 +331,7 @@ class TaskGraph {
   std::vector<Edge> edges_;          // make_next's own
   std::vector<int32_t> reading_of_;  // SyncBuilder's own: by region, -1 between calls
   Totals before_;                    // the change
-  bool meets_ = false, met_before_ = false;
+  bool meets_ = false, met_before_ = false, will_meet_ = false;
   std::unique_ptr<FlowBuilder> flow_builder_;
 };
 

@@ -31,6 +31,12 @@ struct alignas(64) Task {
   const int32_t* next = nullptr;  // slots of the tasks that wait for this one
   int32_t num_holds = 0, num_next = 0;
   int32_t tail = 0;  // which of the bounds' tails follows it
+
+  template <typename Visit>
+  void each_hold(Visit visit) const {
+    if (num_holds > 0) visit(first);
+    for (int32_t i = 1; i < num_holds; ++i) visit(holds[i]);
+  }
 };
 
 // A message's holds in its block, and its time with nothing in its way: what its slowest resource takes, and the
