@@ -106,7 +106,7 @@ void Engine::join_sides(int32_t to) {
   };
   for (const auto& point : checkpoints_) {
     if (point.position <= loss_ || point.position >= to) continue;
-    Checkpoint copy = point;
+    Checkpoint copy{point.position, point.resources, {}, {}};
     for (size_t i = 0; i < copy.resources.size(); ++i)
       copy.resources[i].left += graph_.totals.before[i] - graph_.totals_before().before[i];
     forward_.noted.push_back(std::move(later(copy, begin - loss_ - 1)));
@@ -341,13 +341,27 @@ bool Engine::give_from(Side& side, int32_t begin, int32_t end, int64_t change) {
   };
   for (const auto& [position, reach] : reached)
     if (position >= begin && position < from && reach < from) give_of(position);
-  if (point)
+  if (point) {
     for (const int32_t position : point->reaching)
       if (position >= begin && reach_[position] >= end) give_of(position);
+    in_time = in_time && give_updates(side, point->updates, end, change);
+  }
   for (int32_t i = from; i < end; ++i)
     if (reach_[i] >= end) give_of(i);
   for (const auto& [position, reach] : reached) reach_[position] = reach;
   return in_time;
+}
+
+bool Engine::give_updates(Side& side, const std::vector<Given>& updates, int32_t end, int64_t change) {
+  for (int32_t device = 0; device < static_cast<int32_t>(updates.size()); ++device) {
+    const auto [count, ready] = updates[device];
+    if (count == 0 || position_[device] < end) continue;
+    auto& state = graph_.pool.states[device];
+    if (state.waiting == count && std::max(state.ready, ready) < change) return false;
+    state.waiting -= count - 1;
+    give(side, &device, 1, ready);
+  }
+  return true;
 }
 
 const Engine::Checkpoint* Engine::checkpoint_at(int32_t cut) const {
@@ -416,7 +430,7 @@ bool Engine::serve_some(Side& side, int64_t count, int64_t limit, const Bounds& 
 // Now and then: what resources have done so far, and what they have left.
 void Engine::note(Side& side, int64_t now) {
   side.least = std::max(side.least, least_at(side, now));
-  Checkpoint point{static_cast<int32_t>(side.order.size()), side.resources, {}};
+  Checkpoint point{static_cast<int32_t>(side.order.size()), side.resources, {}, {}};
   for (size_t i = 0; i < side.whole.size(); ++i) point.resources[i].left = side.whole[i] - side.resources[i].left;
   side.noted.push_back(std::move(point));
   side.next_note = side.order.size() + std::max<size_t>(256, 2 * side.resources.size());
@@ -445,12 +459,26 @@ void Engine::find_reach() {
 
 void Engine::find_reaching() {
   std::vector<int32_t> open;
+  std::vector<Given> updates(graph_.machine.topology.num_devices());
   int32_t from = 0;
   for (auto& point : checkpoints_) {
     std::erase_if(open, [&](int32_t position) { return reach_[position] < point.position; });
-    for (; from < point.position; ++from)
-      if (reach_[from] >= point.position) open.push_back(from);
+    for (; from < point.position; ++from) {
+      if (reach_[from] < point.position) continue;
+      const Task& task = graph_.pool.tasks[order_[from]];
+      if (phase_of(task.key) != sync_phase)
+        open.push_back(from);
+      else if (point.updates.empty())
+        for (const int32_t device : std::span(task.next, task.num_next)) {
+          ++updates[device].count;
+          updates[device].ready = std::max(updates[device].ready, old_end_[order_[from]]);
+        }
+    }
     point.reaching = open;
+    if (point.updates.empty())
+      point.updates = updates;
+    else  // it stands before the cut, where all is as it was
+      updates = point.updates;
   }
 }
 

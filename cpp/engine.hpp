@@ -56,10 +56,16 @@ class Engine {
   struct Resource {
     int64_t free, left;  // when it is free, and what it has still to serve
   };
+  // Many sums lead to one update, and to nothing else.
+  struct Given {
+    int32_t count = 0;
+    int64_t ready = 0;
+  };
   struct Checkpoint {  // before the task at `position` is served
     int32_t position;
     std::vector<Resource> resources;  // `left` counts what was served
-    std::vector<int32_t> reaching;    // positions before it for which something from it on waits
+    std::vector<int32_t> reaching;    // positions before it for which something from it on waits, but for sums
+    std::vector<Given> updates;       // by device: what the sums before it give
   };
   // What is played from one moment on: all, or what comes before the loss, or behind it.
   struct Side {
@@ -89,6 +95,7 @@ class Engine {
   void serve_to(Side& side, int32_t cut);
   bool seed(int64_t change);
   bool give_from(Side& side, int32_t begin, int32_t end, int64_t change);
+  bool give_updates(Side& side, const std::vector<Given>& updates, int32_t end, int64_t change);
   const Checkpoint* checkpoint_at(int32_t cut) const;
   std::vector<std::pair<int32_t, int32_t>> far_reach(int32_t cut);
   void find_reach();
