@@ -113,16 +113,15 @@ int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
     if (block.most_forward == 0) continue;
     const int32_t producer = graph.graph.tensors[tensor].producer;
     const int64_t begin = first + (graph.is_changing(producer) ? made(graph, producer) : 0);
-    most = std::max(most, begin + block.most_forward + behind_message(graph, tensor));
+    most = std::max(most, begin + block.most_forward + behind_message(weights_.tensors()[tensor]));
   }
   return most;
 }
 
 // Whoever reads it.
-int64_t Bounds::behind_message(const TaskGraph& graph, int32_t tensor) const {
+int64_t Bounds::behind_message(const Weights::TensorWeights& tensor) const {
   int64_t least = INT64_MAX;
-  for (const auto& [reader, input] : graph.graph.tensors[tensor].readers)
-    least = std::min(least, head_forward_[reader]);
+  for (const auto& [reader, weight] : weights_.readers(tensor)) least = std::min(least, head_forward_[reader]);
   return least;
 }
 
@@ -140,12 +139,14 @@ void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
 }
 
 void Bounds::find_transfers(const TaskGraph& graph) {
-  for (int32_t op = 0; op < static_cast<int32_t>(graph.ops.size()); ++op)
-    for (const auto& output : graph.graph.ops[op].outputs) {
-      if (!weights_.moves(output.tensor)) continue;
-      tails_[graph.transfer_tail(output.tensor, false)] = behind_message(graph, output.tensor);
-      tails_[graph.transfer_tail(output.tensor, true)] = head_backward_[op];
-    }
+  int64_t* tail = tails_.data() + graph.transfer_tail(0, false);
+  for (const auto& tensor : weights_.tensors()) {
+    int64_t& there = *tail++;
+    int64_t& back = *tail++;
+    if (!tensor.moves) continue;
+    there = behind_message(tensor);
+    back = head_backward_[tensor.maker];
+  }
 }
 
 bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit) {

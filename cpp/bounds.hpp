@@ -39,7 +39,7 @@ class Bounds {
   int64_t ended(const TaskGraph& graph, const Followers& followers, int32_t op) const;
   int64_t gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const;
   int64_t made(const TaskGraph& graph, int32_t op) const;
-  int64_t behind_message(const TaskGraph& graph, int32_t tensor) const;
+  int64_t behind_message(const Weights::TensorWeights& tensor) const;
   int64_t messages_forward(const TaskGraph& graph, int64_t first) const;
   int64_t messages_backward(const TaskGraph& graph, const Followers& followers) const;
   void find_transfers(const TaskGraph& graph);

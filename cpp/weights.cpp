@@ -8,22 +8,21 @@ namespace soapstone {
 void Weights::begin(const TaskGraph& graph) {
   const auto num_ops = static_cast<int32_t>(graph.ops.size());
   ops_.resize(num_ops);
+  tensors_.resize(graph.flows.size());
   places_.resize(graph.flows.size());
-  moves_.resize(graph.flows.size());
   for (size_t tensor = 0; tensor < places_.size(); ++tensor)
     if (graph.flows[tensor]) places_[tensor].resize(graph.graph.tensors[tensor].readers.size());
   for (int32_t op = 0; op < num_ops; ++op) {
     forward_.begin.push_back(static_cast<int32_t>(forward_.edges.size()));
     backward_.begin.push_back(static_cast<int32_t>(backward_.edges.size()));
     for (const auto& output : graph.graph.ops[op].outputs) {
-      const auto& readers = graph.graph.tensors[output.tensor].readers;
-      for (size_t i = 0; i < readers.size(); ++i) {
-        places_[output.tensor][i].first = static_cast<int32_t>(forward_.edges.size());
-        forward_.edges.push_back({readers[i].first, uncounted});
-      }
+      const auto begin = static_cast<int32_t>(forward_.edges.size());
+      for (const auto& [reader, input] : graph.graph.tensors[output.tensor].readers)
+        forward_.edges.push_back({reader, uncounted});
+      tensors_[output.tensor] = {op, begin, static_cast<int32_t>(forward_.edges.size()), false};
     }
     for (const auto& [tensor, reader] : graph.reads(op)) {
-      places_[tensor][reader].second = static_cast<int32_t>(backward_.edges.size());
+      places_[tensor][reader] = static_cast<int32_t>(backward_.edges.size());
       backward_.edges.push_back({graph.graph.tensors[tensor].producer, uncounted});
     }
   }
@@ -64,11 +63,11 @@ void Weights::update_sum(const TaskGraph& graph, int32_t op) {
 
 void Weights::update_tensor(const TaskGraph& graph, int32_t tensor) {
   const auto& block = *graph.flows[tensor];
-  moves_[tensor] = !block.before.empty();
+  auto& weights = tensors_[tensor];
+  weights.moves = !block.before.empty();
   for (size_t i = 0; i < places_[tensor].size(); ++i) {
-    const auto& [forward, backward] = places_[tensor][i];
-    forward_.edges[forward].weight = block.weight_forward[i];
-    backward_.edges[backward].weight = block.weight_backward[i];
+    forward_.edges[weights.begin + i].weight = block.weight_forward[i];
+    backward_.edges[places_[tensor][i]].weight = block.weight_backward[i];
   }
 }
 

@@ -18,6 +18,12 @@ class Weights {
     bool combines = false, finishes = false, has_copies = false;
   };
 
+  struct TensorWeights {
+    int32_t maker = -1;          // or none
+    int32_t begin = 0, end = 0;  // of the edges to its readers
+    bool moves = false;          // some of it, to another device
+  };
+
   // Brings all up to date: what the last change reaches, and what the one before it did.
   void update(const TaskGraph& graph);
 
@@ -25,7 +31,10 @@ class Weights {
   // From an op to those that read its outputs, and back to those whose outputs it reads.
   std::span<const Edge> forward(int32_t op) const { return span(forward_, op); }
   std::span<const Edge> backward(int32_t op) const { return span(backward_, op); }
-  bool moves(int32_t tensor) const { return moves_[tensor]; }
+  std::span<const TensorWeights> tensors() const { return tensors_; }
+  std::span<const Edge> readers(const TensorWeights& tensor) const {
+    return {forward_.edges.data() + tensor.begin, forward_.edges.data() + tensor.end};
+  }
 
  private:
   struct Side {
@@ -43,9 +52,9 @@ class Weights {
 
   std::vector<OpWeights> ops_;
   Side forward_, backward_;
-  std::vector<std::vector<std::pair<int32_t, int32_t>>> places_;  // by tensor and reader: in either side's edges
-  std::vector<bool> moves_;                                       // by tensor: some of it goes to another device
-  std::vector<int32_t> changed_, rerouted_, regrouped_;           // by the change before
+  std::vector<TensorWeights> tensors_;
+  std::vector<std::vector<int32_t>> places_;             // by tensor and reader: of its edge in `backward_`
+  std::vector<int32_t> changed_, rerouted_, regrouped_;  // by the change before
 };
 
 }  // namespace soapstone
