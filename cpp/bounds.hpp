@@ -11,8 +11,9 @@
 // The messages of one tensor that share a resource are served one by one, between the first that can be sent and what
 // comes behind the last.
 //
-// None of this rests on a simulated time but for those before the first input of a changed op, which cannot change; so
-// no order of service can undercut it.
+// None of this rests on a simulated time but for those before the first moment that a change can touch: when the first
+// input of a changed op is there, and how long a resource stood idle until then (Idle). So no order of service can
+// undercut it.
 #pragma once
 
 #include "followers.hpp"

@@ -150,8 +150,8 @@ int64_t Engine::first_arrival(int32_t op) const {
   return first;
 }
 
-// Nothing that the change touches in backward was ready, or is, any earlier: it waits for a reader of some tensor whose
-// messages are other ones, or for the gradient of a parameter that is summed otherwise, or it is an update.
+// Nothing that the change touches in backward was ready, or is, any earlier: it waits for a reader of something whose
+// maker gets other messages, or for the gradient of a parameter that is summed otherwise, or it is an update.
 int64_t Engine::first_return() const {
   int64_t first = INT64_MAX;
   const auto see = [&](int32_t op) {
@@ -160,7 +160,8 @@ int64_t Engine::first_return() const {
     for (const int32_t slot : graph_.block_before(op).backward) first = std::min(first, time[slot]);
   };
   for (const int32_t tensor : graph_.rerouted())
-    for (const auto& [op, input] : graph_.graph.tensors[tensor].readers) see(op);
+    for (const auto& output : graph_.graph.ops[graph_.graph.tensors[tensor].producer].outputs)
+      for (const auto& [op, input] : graph_.graph.tensors[output.tensor].readers) see(op);
   for (const int32_t group : graph_.regrouped())
     for (const int32_t op : graph_.groups[group].ops) see(op);
   for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)

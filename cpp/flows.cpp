@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
 namespace soapstone {
@@ -41,17 +40,16 @@ void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
 
 // What a resource serves before the loss and what any serves behind it add up.
 void FlowBuilder::set_room(int64_t limit, bool meets) {
-  const auto& [totals, idle] = std::tie(graph_.totals, graph_.idle);
   meets_ = meets;
-  limit_before_ = limit - (meets ? longest(totals.behind, idle.behind) : 0);
-  limit_behind_ = limit - (meets ? longest(totals.before, idle.before) : 0);
+  limit_before_ = limit - (meets ? longest(graph_.totals.behind, graph_.idle.behind) : 0);
+  limit_behind_ = limit - (meets ? longest(graph_.totals.before, graph_.idle.before) : 0);
 }
 
 bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   begin(tensor, block);
-  const auto& [totals, idle] = std::tie(graph_.totals, graph_.idle);
-  before_.begin(meets_ ? totals.before : totals.work, meets_ ? &idle.before : nullptr, limit_before_);
-  behind_.begin(meets_ ? totals.behind : totals.work, meets_ ? &idle.behind : nullptr, limit_behind_);
+  const auto& [work, before, behind, compute, elements, memory] = graph_.totals;
+  before_.begin(meets_ ? before : work, graph_.idle.before, limit_before_);
+  behind_.begin(meets_ ? behind : work, graph_.idle.behind, limit_behind_);
   block.made.assign(flow_on_.size(), 0);
   rank_ = num_dims(tensor_->factoring);
   overlaps_.clear();
@@ -194,12 +192,12 @@ bool FlowBuilder::add_trips(size_t first) {
   return before_.fits() && behind_.fits();
 }
 
-void FlowBuilder::Tally::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle, int64_t limit) {
+void FlowBuilder::Tally::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle, int64_t limit) {
   served_.resize(counted.size());
   for (const int32_t resource : resources_) served_[resource] = 0;  // what a refusal left behind
   resources_.clear();
   room_.resize(counted.size());
-  for (size_t i = 0; i < counted.size(); ++i) room_[i] = limit - counted[i] - (idle ? (*idle)[i] : 0);
+  for (size_t i = 0; i < counted.size(); ++i) room_[i] = limit - counted[i] - idle[i];
   fits_ = true;
 }
 

@@ -65,7 +65,7 @@ class FlowBuilder {
   // What resources serve of the transfers that are found, in one direction, and may serve in all.
   class Tally {
    public:
-    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle, int64_t limit);
+    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle, int64_t limit);
     Trip add(const Topology::Way& way);
     bool fits() const { return fits_; }
     // What each one serves, and the most of that.

@@ -206,7 +206,7 @@ class TaskGraph {
   const Machine machine;
   TaskPool pool;  // the first slots are the updates, one a device
   Totals totals;
-  Idle idle;  // for whoever knows times; zeros do
+  Idle idle;  // whoever knows times says so; zeros where tasks may not meet at the loss
 
   struct Next {
     std::vector<int32_t> slots, end;  // successors of all the block's tasks, and where each task's end
