@@ -198,26 +198,26 @@ int64_t Engine::first_update() const {
   return num_open > 0 ? old_end_[order_[loss_]] : first;
 }
 
-void Engine::find_idle(bool meets, int64_t first_input, Idle& idle) {
+void Engine::find_idle(bool meets, int64_t first, Idle& idle) {
   idle.before.assign(idle.before.size(), 0);
   idle.behind.assign(idle.behind.size(), 0);
   if (!meets || loss_ < 0 || order_[loss_] != graph_.loss()) return;
-  const auto& totals = graph_.totals;
-  // Where something is left to serve, it is not ready before the change.
-  const auto begins = [](const Resource& resource, int64_t change, int64_t left) {
-    return left > 0 ? std::max(resource.free, change) : resource.free;
+  const Totals& totals = graph_.totals;
+  // What a resource has still to serve is not ready before the change.
+  const auto stood = [](const Resource& resource, int64_t change, int64_t served, int64_t work) {
+    return (work > served ? std::max(resource.free, change) : resource.free) - served;
   };
-  serve_to(forward_, std::min(position_at(first_input), loss_));
+  serve_to(forward_, std::min(position_at(first), loss_));
   for (size_t i = 0; i < idle.before.size(); ++i) {
     const auto& resource = forward_.resources[i];
-    idle.before[i] = begins(resource, first_input, totals.before[i] - resource.left) - resource.left;
+    idle.before[i] = stood(resource, first, resource.left, totals.before[i]);
   }
-  const int64_t first = std::min(first_return(), old_makespan_), end = old_end_[order_[loss_]];
-  serve_to(backward_, std::max(position_at(first), loss_ + 1));
+  const int64_t back = std::min(first_return(), old_makespan_), end = old_end_[order_[loss_]];
+  serve_to(backward_, std::max(position_at(back), loss_ + 1));
   for (size_t i = 0; i < idle.behind.size(); ++i) {
     const auto& resource = backward_.resources[i];
     const int64_t served = resource.left - graph_.totals_before().before[i];
-    idle.behind[i] = std::max(begins(resource, first, totals.behind[i] - served), end) - end - served;
+    idle.behind[i] = std::max<int64_t>(stood(resource, back, served, totals.behind[i]) - end, 0);
   }
 }
 

@@ -39,7 +39,7 @@ class Engine {
   // Before this, all is as it was in what was adopted: no part of the changed ops was ready, or is, any earlier.
   int64_t first_input();
   // What is sure before any flow is known; zeros where tasks may not meet at the loss as they did.
-  void find_idle(bool meets, int64_t first_input, Idle& idle);
+  void find_idle(bool meets, int64_t first, Idle& idle);
 
   int64_t makespan() const { return forward_.latest; }  // of the last play, where it kept to the limit
   int64_t num_served() const { return num_served_; }    // tasks that the last play served
@@ -54,7 +54,7 @@ class Engine {
     int64_t ready, end;
   };
   struct Resource {
-    int64_t free, left;  // when it is free, and what it has still to serve
+    int64_t free, left;  // when it is free, and what it has still to serve, or where that is said what it has served
   };
   // Many sums lead to one update, and to nothing else.
   struct Given {

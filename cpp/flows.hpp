@@ -23,6 +23,21 @@ class FlowBuilder {
     Reader reader;
   };
 
+  // What resources serve of the transfers that are found, in one direction, and may serve in all.
+  class Tally {
+   public:
+    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle, int64_t limit);
+    Trip add(const Topology::Way& way);
+    bool fits() const { return fits_; }
+    // What each one serves, and the most of that.
+    int64_t end(std::vector<Hold>& sums);
+
+   private:
+    std::vector<int64_t> served_, room_;  // by resource
+    std::vector<int32_t> resources_;      // that serve any
+    bool fits_ = true;
+  };
+
   const TaskGraph::OpState& reader(size_t i) const { return graph_.ops[tensor_->readers[i].first]; }
   void begin(int32_t tensor, FlowBlock& block);
   void find_flows(int32_t part);
@@ -62,20 +77,7 @@ class FlowBuilder {
   std::vector<int64_t> served_;  // by resource: of what is weighed together
   std::vector<int32_t> resources_;
   int64_t most_ = 0;
-  // What resources serve of the transfers that are found, in one direction, and may serve in all.
-  class Tally {
-   public:
-    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle, int64_t limit);
-    Trip add(const Topology::Way& way);
-    bool fits() const { return fits_; }
-    // What each one serves, and the most of that.
-    int64_t end(std::vector<Hold>& sums);
-
-   private:
-    std::vector<int64_t> served_, room_;  // by resource
-    std::vector<int32_t> resources_;      // that serve any
-    bool fits_ = true;
-  } before_, behind_;
+  Tally before_, behind_;
   bool meets_ = false;
   int64_t limit_before_ = INT64_MAX, limit_behind_ = INT64_MAX;
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`

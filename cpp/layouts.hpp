@@ -18,7 +18,7 @@ struct Share {
   std::vector<int32_t> of_part;         // which of them a part has
   std::vector<int32_t> begin, parts;    // boxes[i] is had by parts[begin[i]] up to parts[begin[i + 1]]
   bool disjoint = false;                // of a parameter: single boxes that share nothing, in order
-  std::vector<int32_t> regions;         // likewise: by boxes[i], a number that the same boxes have everywhere; -1: none
+  std::vector<int32_t> regions;         // likewise: by boxes[i], a number that the same boxes of it have; -1: none
 };
 
 struct Layout {
@@ -78,7 +78,7 @@ class Layouts {
     const Overlaps* overlaps = nullptr;
   };
   std::vector<std::vector<std::array<Recent, 2>>> recent_;  // by tensor and reader: the last two answers
-  std::map<std::vector<int64_t>, int32_t> regions_;         // by the ends of their boxes; kept, since layouts are
+  std::map<std::vector<int64_t>, int32_t> regions_;         // by the ends of their boxes; never forgotten
   int32_t num_layouts_ = 0;
   size_t bytes_ = 0;  // of all that is kept, roughly
 };

@@ -32,8 +32,9 @@ class Simulator {
   bool is_open() const { return open_; }
   int64_t makespan() const { return makespan_; }  // of what was accepted
   const Engine& engine() const { return engine_; }
-  int64_t bound() const { return bounds_.bound(); }  // of the last that was routed, from below
-  // Where the time went: making ops' blocks, flows and syncs, bounds, links, the play, undoing, accepting.
+  int64_t bound() const { return bounds_.bound(); }  // of the last whose bounds were asked for, from below
+  // Where the time went: making ops' blocks, flows and syncs up to their limit, bounds, links, the play, undoing,
+  // accepting.
   enum Phase { in_ops, in_flows, in_bounds, in_links, in_play, in_undo, in_accept, num_phases };
   const std::array<double, num_phases>& seconds() const { return seconds_; }
   // Proposals that bounds rejected before they were played, and during it.

@@ -39,8 +39,8 @@ struct alignas(64) Task {
   }
 };
 
-// A message's holds in its block, and its time with nothing in its way: what its slowest resource takes, and the
-// latency. Often the way out of one node is as slow as the way into another.
+// A message's holds in its block, once it is a task, and its time with nothing in its way: what its slowest resource
+// takes, and the latency. Often the way out of one node is as slow as the way into another.
 struct Trip {
   int32_t begin = 0, end = 0;
   int32_t slowest = 0, last_slowest = 0;

@@ -20,13 +20,15 @@ ON = ss.Configuration
 
 
 class Given(ss.AnalyticCosts):
-    """Forward and backward ns of ops by name, and of what finishes any; an update takes next to nothing."""
+    """Forward and backward ns of ops by name, of what finishes any, and of an update: overhead, for each element."""
 
     by_signature = False
 
-    def __init__(self, times: dict[str, tuple[int, int]], finish: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self, times: dict[str, tuple[int, int]], finish: tuple[int, int] = (1, 1), update: tuple[int, float] = (0, 0.0)
+    ) -> None:
         super().__init__()
-        self.given, self.finish = times, finish
+        self.given, self.finish, self.updating = times, finish, update
 
     def times(
         self, graph: ss.OperatorGraph, index: int, extents: tuple[int, ...], kind: str, combines: bool
@@ -34,7 +36,7 @@ class Given(ss.AnalyticCosts):
         return OpTimes(*self.given.get(graph.ops[index].name, (1, 1)), *self.finish)
 
     def update(self, kind: str, optimizer: str) -> tuple[int, float]:
-        return 0, 0.0
+        return self.updating
 
 
 class Joined(nn.Module):
@@ -77,6 +79,21 @@ class Table(nn.Module):
         h = self.pre(x)
         y = self.last(F.linear(h, self.table))
         return torch.cat([y, F.linear(h.detach(), self.table).detach()], 1)
+
+
+class Halves(nn.Module):
+    """Of `h` only every other element is used; a pool that is not split reads those between, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.pool = nn.LSTMCell(4, 7), nn.MaxPool1d(1, stride=2)
+        self.slow, self.fast, self.last = nn.Linear(4, 4), nn.Linear(7, 4), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zeros = x.new_zeros(x.shape[0], 7)
+        h, c = self.cell(x, (zeros, zeros))
+        y: torch.Tensor = self.last(torch.cat([self.slow(self.pool(h.unsqueeze(1)).flatten(1)), self.fast(c)], 1))
+        return y
 
 
 def captured(model: nn.Module, width: int, batch: int = 8) -> ss.OperatorGraph:
@@ -145,16 +162,35 @@ def test_a_refused_proposal_leaves_nothing_in_the_bounds() -> None:
     check(sim, {"c1": ON({}, (1,))})
 
 
+def test_an_update_that_loses_gradients_may_come_sooner() -> None:
+    """Device 0 waits for the sum of what `a`, the last in backward, has there; without it, not even for `b`."""
+    graph, topology = captured(Joined(), 8), ss.Topology.parse("p100:1x4")
+    costs = Given({"b": (1, 5 * 10**5)}, update=(0, 10.0**4))
+    where = {op.name: ON() for op in graph.ops} | {"a": ON({"sample": 2}, (0, 1)), "b": ON({}, (2,))}
+    check(ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), costs=costs), {"a": ON({}, (1,))})
+
+
+def test_a_part_that_loses_one_of_two_gradients_may_begin_backward_sooner() -> None:
+    """Split in four, the pool reads nothing of every other part of the cell, which then waits for `fast` alone."""
+    graph, topology = captured(Halves(), 4), ss.Topology.parse("p100:1x4")
+    costs = Given({"cell": (1000, 10**6), "slow": (1000, 10**6), "fast": (1000, 1000)})
+    where = {op.name: ON() for op in graph.ops} | {"cell": ON({"length": 7}, (0, 3, 1, 3, 2, 3, 0))}
+    where |= {"pool": ON({}, (1,)), "slow": ON({}, (1,)), "fast": ON({}, (2,))}
+    sim = ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), costs=costs)
+    check(sim, {"pool": ON({"length": 4}, (1, 1, 1, 1))})
+
+
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("model", [Joined, Branches, Table])
+@pytest.mark.parametrize("model", [Joined, Branches, Table, Halves])
 def test_random_times_and_places(model: type[nn.Module], seed: int) -> None:
     rng = random.Random(seed)
-    graph, topology = captured(model(), 6 if model is Table else 8), linked(10 ** rng.uniform(5, 8.5))
+    graph, topology = captured(model(), {Table: 6, Halves: 4}.get(model, 8)), linked(10 ** rng.uniform(5, 8.5))
 
     def times() -> tuple[int, int]:
         return rng.randrange(1, 10**6), rng.randrange(1, 10**6)
 
-    costs = Given({op.name: times() for op in graph.ops}, finish=times())
+    update = rng.choice(((0, 0.0), (rng.randrange(10**6), rng.uniform(0, 10**5))))
+    costs = Given({op.name: times() for op in graph.ops}, finish=times(), update=update)
 
     def draw(op: str) -> ss.Configuration:
         parts = rng.choice((2, 2, 4))
