@@ -1,9 +1,10 @@
 """The simulator's engines side by side on one chain of proposals: the paper's moves (one op, a configuration drawn from
 its space), a data-parallel start, beta = 1 / (5e-4 of its time), the whole batch 64, one thread.
 
-Every proposal is played with its limit by the engine that `Simulator.propose` chooses. Every so often the same
-proposal is also given to the others, which have no limit: a task graph made from scratch and played in full (by our
-own full engine, which is kinder to it than a heap), the kept graph played in full, and delta. Op times are known
+Every proposal is played with its limit by the engine that `Simulator.propose` chooses. Every so often the next few
+proposals are also given to the others, which have no limit: the kept graph played in full, delta, and a task graph
+made from scratch and played in full (by our own full engine, which is kinder to it than a heap). Few times, and one
+engine after the other, since a task graph from scratch leaves all others' caches cold. Op times are known
 before the clock starts; the geometry is not."""
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from math import log
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,10 +35,12 @@ MODELS: dict[str, tuple[str, dict[str, str]]] = {
     "RNNLM": ("rnnlm", {}),
     "NMT": ("nmt", {}),
 }
-SAMPLES = {"p100:1x4": 200, "p100:4x4": 100, "p100:16x4": 25}  # by topology: how often the others are asked
+SAMPLES = {"p100:1x4": 200, "p100:4x4": 100, "p100:16x4": 25}  # by topology: how often the others are asked,
+BREAKS = 25  # and how often the chain stops for them
 PROPOSALS = 5000
 PHASES = ("ops", "flows", "bounds", "links", "play", "undo", "accept")
-Move = tuple[int, tuple[list[int], list[int]], float]  # op, (degrees, devices), a uniform draw
+Parts = tuple[list[int], list[int]]  # degrees, devices
+Move = tuple[int, Parts, float]  # op, its configuration, a uniform draw
 
 
 @dataclass
@@ -89,22 +93,26 @@ class Chain:
     def simulator(self) -> _core.Simulator:
         return _core.Simulator(self.graph.native, self.machine, self.times.native)
 
-    def others(self, sim: _core.Simulator, move: Move, row: Row) -> None:
-        """The same proposal for the engines without a limit."""
-        op, configuration, _ = move
+    def tried(self, sim: _core.Simulator, changes: list[tuple[int, Parts]], engine: str) -> None:
+        sim.propose(changes, None, ENGINES.index(engine))
+        sim.reject()
+
+    def rebuilt(self, strategy: list[Parts]) -> None:
+        self.simulator().begin(strategy)
+
+    def others(self, sim: _core.Simulator, moves: list[Move], row: Row) -> None:
+        """The same proposals for the engines without a limit."""
         for engine, times in (("full", row.full), ("delta", row.delta)):
-            before = sim.seconds[PHASES.index("play")]
+            for op, configuration, _ in moves:
+                before = sim.seconds[PHASES.index("play")]
 
-            def run(engine: str = engine) -> None:
-                sim.propose([(op, configuration)], None, ENGINES.index(engine))
-                sim.reject()
-
-            times.append(timed(run))
-            if engine == "full":
-                row.full_task.append((sim.seconds[PHASES.index("play")] - before) / sim.num_served)
-        proposed = [*self.strategy]
-        proposed[op] = configuration
-        row.rebuild.append(timed(lambda: self.simulator().begin(proposed)))
+                times.append(timed(partial(self.tried, sim, [(op, configuration)], engine)))
+                if engine == "full":
+                    row.full_task.append((sim.seconds[PHASES.index("play")] - before) / sim.num_served)
+        for op, configuration, _ in moves:
+            proposed = [*self.strategy]
+            proposed[op] = configuration
+            row.rebuild.append(timed(partial(self.rebuilt, proposed)))
 
     def run(self, samples: int) -> Row:
         sim, row = self.simulator(), Row(len(self.graph.ops))
@@ -112,8 +120,8 @@ class Chain:
         started, spent, phases = sim.num_tasks, 0.0, [0.0] * len(PHASES)
         for number, move in enumerate(self.moves):
             op, configuration, u = move
-            if number % (PROPOSALS // samples) == 0:
-                self.others(sim, move, row)
+            if number % (PROPOSALS // BREAKS) == 0:
+                self.others(sim, self.moves[number : number + samples // BREAKS], row)
             limit, before = current - int(log(u) * 5e-4 * first), sim.seconds
             start = time.perf_counter()
             makespan = sim.propose([(op, configuration)], limit, ENGINES.index(FASTEST))
