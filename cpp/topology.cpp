@@ -134,6 +134,7 @@ std::vector<Topology::Step> Topology::least_paths(int32_t source) const {
 Topology::Routes Topology::find_routes(int32_t source) const {
   const std::vector<Step> steps = least_paths(source);
   Routes routes;
+  std::vector<int32_t> kinds;
   routes.to.reserve(num_devices_);
   for (int32_t device = 0; device < num_devices_; ++device) {
     const auto begin = static_cast<int32_t>(routes.resources.size());
@@ -141,25 +142,24 @@ Topology::Routes Topology::find_routes(int32_t source) const {
       routes.resources.push_back(steps[vertex].resource);
     }
     std::reverse(routes.resources.begin() + begin, routes.resources.end());
-    const int32_t shape = shape_of({routes.resources.begin() + begin, routes.resources.end()});
+    const int32_t shape = shape_of({routes.resources.begin() + begin, routes.resources.end()}, kinds);
     if (!shapes_[shape].overlap) routes.resources.insert(routes.resources.end(), {source, device});
     routes.to.push_back({begin, shape});
   }
   return routes;
 }
 
-int32_t Topology::shape_of(std::span<const int32_t> resources) const {
-  Shape shape{{}, 0, true};
-  std::vector<int32_t> kinds;
+int32_t Topology::shape_of(std::span<const int32_t> resources, std::vector<int32_t>& kinds) const {
+  kinds.clear();
+  for (const int32_t resource : resources) kinds.push_back(kind_of_link_[link_of_resource_[resource - num_devices_]]);
+  if (const auto at = shape_index_.find(kinds); at != shape_index_.end()) return at->second;
+  Shape& shape = shapes_.emplace_back();
   for (const int32_t resource : resources) {
     shape.links.push_back(link_of_resource_[resource - num_devices_]);
     shape.latency += link(resource).latency;
     shape.overlap &= link(resource).overlap;
-    kinds.push_back(kind_of_link_[shape.links.back()]);
   }
-  const auto [at, added] = shape_index_.try_emplace(std::move(kinds), static_cast<int32_t>(shapes_.size()));
-  if (added) shapes_.push_back(std::move(shape));
-  return at->second;
+  return shape_index_[kinds] = static_cast<int32_t>(shapes_.size()) - 1;
 }
 
 std::vector<int32_t> Topology::route(int32_t from, int32_t to) const {

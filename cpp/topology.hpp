@@ -86,9 +86,9 @@ class Topology {
     static constexpr int bits = 3;  // of a size's place among those that are kept
 
     std::vector<int32_t> links;
-    int64_t latency;
-    bool overlap;
-    std::array<Size, 1 << bits> kept{};
+    int64_t latency = 0;
+    bool overlap = true;
+    std::array<Size, 1 << bits> kept;
   };
   struct Step {  // the last step on the least path to a vertex
     int64_t time;
@@ -125,7 +125,8 @@ class Topology {
   void check_connected() const;
   std::vector<Step> least_paths(int32_t source) const;
   Routes find_routes(int32_t source) const;
-  int32_t shape_of(std::span<const int32_t> resources) const;
+  // `kinds` is memory to use.
+  int32_t shape_of(std::span<const int32_t> resources, std::vector<int32_t>& kinds) const;
   void measure(const Shape& shape, int64_t bytes, Size& size) const;
   const Routes& routes_from(int32_t source) const {
     if (routes_[source].to.empty()) routes_[source] = find_routes(source);
