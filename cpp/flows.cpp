@@ -26,7 +26,9 @@ void FlowBlock::clear() {
 FlowBuilder::FlowBuilder(TaskGraph& graph)
     : graph_(graph),
       flow_on_(graph.machine.topology.num_devices(), -1),
-      served_(graph.machine.topology.num_resources()) {}
+      together_(graph.machine.topology.num_resources()),
+      there_{together_, {}},
+      back_{together_, {}} {}
 
 void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
   index_ = tensor;
@@ -38,18 +40,15 @@ void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
     gives_[i] = tensor_->grad && graph_.graph.ops[tensor_->readers[i].first].backward;
 }
 
-// What a resource serves before the loss and what any serves behind it add up.
-void FlowBuilder::set_room(int64_t limit, bool meets) {
+void FlowBuilder::set_limit(int64_t limit, bool meets) {
+  limit_ = limit;
   meets_ = meets;
-  limit_before_ = limit - (meets ? longest(graph_.totals.behind, graph_.idle.behind) : 0);
-  limit_behind_ = limit - (meets ? longest(graph_.totals.before, graph_.idle.before) : 0);
 }
 
 bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   begin(tensor, block);
-  const auto& [work, before, behind, compute, elements, memory] = graph_.totals;
-  before_.begin(meets_ ? before : work, graph_.idle.before, limit_before_);
-  behind_.begin(meets_ ? behind : work, graph_.idle.behind, limit_behind_);
+  begin_trips();
+  if (!fits()) return false;
   block.made.assign(flow_on_.size(), 0);
   rank_ = num_dims(tensor_->factoring);
   overlaps_.clear();
@@ -59,10 +58,11 @@ bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part) {
     const size_t first = block.flows.size();
     find_flows(part);
-    if (!add_trips(first)) return false;
+    add_trips(first);
+    if (!fits()) return false;
   }
-  block.most_forward = before_.end(block.before);
-  block.most_backward = behind_.end(block.behind);
+  block.most_forward = there_.tally.end(&block.before);
+  block.most_backward = back_.tally.end(&block.behind);
   sort_readers();
   find_gaps();
   weigh_by_output();
@@ -175,89 +175,87 @@ void FlowBuilder::find_gaps() {
   block_->all_return = num_returned == num_parts;
 }
 
-// The messages of one output part's flows. False where some resource has too much to serve.
-bool FlowBuilder::add_trips(size_t first) {
+inline int64_t FlowBuilder::Tally::add(int32_t resource, int64_t duration) {
+  int64_t& served = served_[resource];
+  if (served == 0) resources_.push_back(resource);
+  return served += duration;
+}
+
+int64_t FlowBuilder::Tally::end(std::vector<Hold>* sums) {
+  int64_t most = 0;
+  for (const int32_t resource : resources_) {
+    const int64_t served = std::exchange(served_[resource], 0);
+    most = std::max(most, served);
+    if (sums) sums->push_back({resource, served});
+  }
+  resources_.clear();
+  return most;
+}
+
+// The messages of one output part's flows.
+void FlowBuilder::add_trips(size_t first) {
   const auto& topology = graph_.machine.topology;
   for (size_t i = first; i < block_->flows.size(); ++i) {
     auto& flow = block_->flows[i];
     flow.bytes = tensor_->item_size;
     for (int64_t dim = 0; dim < rank_; ++dim) flow.bytes *= block_->hulls[i * rank_ + dim].size();
     if (!flow.moves()) continue;
-    flow.there = before_.add(topology.way(flow.source, flow.device, flow.bytes));
+    flow.there = there_.add(topology.way(flow.source, flow.device, flow.bytes));
     block_->made[flow.device] += flow.bytes;
     if (!flow.returns) continue;
-    flow.back = behind_.add(topology.way(flow.device, flow.source, flow.bytes));
+    flow.back = back_.add(topology.way(flow.device, flow.source, flow.bytes));
     block_->made[flow.source] += flow.bytes;
   }
-  return before_.fits() && behind_.fits();
 }
 
-void FlowBuilder::Tally::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle, int64_t limit) {
-  served_.resize(counted.size());
-  for (const int32_t resource : resources_) served_[resource] = 0;  // what a refusal left behind
-  resources_.clear();
-  room_.resize(counted.size());
-  for (size_t i = 0; i < counted.size(); ++i) room_[i] = limit - counted[i] - idle[i];
-  fits_ = true;
+void FlowBuilder::begin_trips() {
+  const auto& [work, before, behind, compute, elements, memory] = graph_.totals;
+  there_.begin(meets_ ? before : work, graph_.idle.before);
+  back_.begin(meets_ ? behind : work, graph_.idle.behind);
 }
 
-Trip FlowBuilder::Tally::add(const Topology::Way& way) {
+// What a resource takes before the loss and what any takes behind it add up.
+bool FlowBuilder::fits() const {
+  return (meets_ ? there_.most + back_.most : std::max(there_.most, back_.most)) <= limit_;
+}
+
+void FlowBuilder::Direction::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle) {
+  tally.end();  // what a refusal left behind
+  others.resize(counted.size());
+  std::transform(counted.begin(), counted.end(), idle.begin(), others.begin(), std::plus<>());
+  most = *std::max_element(others.begin(), others.end());
+}
+
+Trip FlowBuilder::Direction::add(const Topology::Way& way) {
   const auto& [resources, size] = way;
   Trip::check(size.longest, size.latency);
-  for (size_t i = 0; i < size.durations.size(); ++i) {
-    const int32_t resource = resources[i];
-    if (served_[resource] == 0) resources_.push_back(resource);
-    served_[resource] += size.durations[i];
-    fits_ &= served_[resource] <= room_[resource];
-  }
+  int64_t longest = most;
+  for (size_t i = 0; i < size.durations.size(); ++i)
+    longest = std::max(longest, others[resources[i]] + tally.add(resources[i], size.durations[i]));
+  most = longest;
   return {0, 0, resources[size.slowest], resources[size.last_slowest], size.latency, size.longest + size.latency};
-}
-
-int64_t FlowBuilder::Tally::end(std::vector<Hold>& sums) {
-  int64_t most = 0;
-  for (const int32_t resource : resources_) {
-    most = std::max(most, served_[resource]);
-    sums.push_back({resource, std::exchange(served_[resource], 0)});
-  }
-  resources_.clear();
-  return most;
-}
-
-void FlowBuilder::serve(int32_t resource, int64_t duration) {
-  int64_t& served = served_[resource];
-  if (served == 0) resources_.push_back(resource);
-  most_ = std::max(most_, served += duration);
-}
-
-void FlowBuilder::serve(const Trip& trip) {
-  serve(trip.slowest, trip.time - trip.latency);
-  if (trip.last_slowest != trip.slowest) serve(trip.last_slowest, trip.time - trip.latency);
-}
-
-int64_t FlowBuilder::end_serving() {
-  for (const int32_t resource : resources_) served_[resource] = 0;
-  resources_.clear();
-  return std::exchange(most_, 0);
 }
 
 // What is sent or received together takes as long as the slowest of it, and as what one resource serves of all.
 class FlowBuilder::Together {
  public:
-  Together(FlowBuilder& builder, Trip Flow::* trip) : builder_(builder), trip_(trip) {}
+  Together(Tally& tally, Trip Flow::* trip) : tally_(tally), trip_(trip) {}
 
   void add(const Flow& flow) {
-    slowest_ = std::max(slowest_, (flow.*trip_).time);
+    const Trip& trip = flow.*trip_;
+    slowest_ = std::max(slowest_, trip.time);
     if (!flow.moves()) return;
-    latency_ = std::min(latency_, (flow.*trip_).latency);
-    builder_.serve(flow.*trip_);
+    latency_ = std::min(latency_, trip.latency);
+    tally_.add(trip.slowest, trip.time - trip.latency);
+    if (trip.last_slowest != trip.slowest) tally_.add(trip.last_slowest, trip.time - trip.latency);
   }
   int64_t time() {
-    const int64_t most = builder_.end_serving();
+    const int64_t most = tally_.end();
     return most == 0 ? slowest_ : std::max(slowest_, most + latency_);
   }
 
  private:
-  FlowBuilder& builder_;
+  Tally& tally_;
   Trip Flow::* trip_;
   int64_t slowest_ = uncounted, latency_ = INT64_MAX;
 };
@@ -270,14 +268,14 @@ void FlowBuilder::weigh_by_output() {
   auto found = found_.begin();           // in the order of parts and readers
   for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part)
     for (int32_t i = 0; i < count; ++i) {
-      Together there(*this, &Flow::there);
+      Together there(together_, &Flow::there);
       for (; found != found_.end() && found->reader.reader == i && block_->flows[found->flow].part == part; ++found)
         if (std::exchange(at_[found->flow], i) != i) there.add(block_->flows[found->flow]);
       block_->weight_forward[i] = std::min(block_->weight_forward[i], there.time());
     }
   block_->arrival_backward = INT64_MAX;
   for (size_t i = 0; i < block_->flows.size();) {
-    Together back(*this, &Flow::back);
+    Together back(together_, &Flow::back);
     for (const int32_t part = block_->flows[i].part; i < block_->flows.size() && block_->flows[i].part == part; ++i)
       back.add(block_->flows[i]);
     block_->arrival_backward = std::min(block_->arrival_backward, back.time());
@@ -300,11 +298,11 @@ void FlowBuilder::weigh_by_reader() {
   for (size_t i = 0; i < count; ++i) {
     for (int32_t part = first_part_[i]; part < first_part_[i + 1]; ++part) {
       const std::span flows(by_part_.data() + at_[part], by_part_.data() + at_[part + 1]);
-      Together there(*this, &Flow::there);
+      Together there(together_, &Flow::there);
       for (const int32_t flow : flows) there.add(block_->flows[flow]);
       block_->arrival_forward[i] = std::min(block_->arrival_forward[i], there.time());
       if (!gives_[i]) continue;
-      Together back(*this, &Flow::back);
+      Together back(together_, &Flow::back);
       for (const int32_t flow : flows) back.add(block_->flows[flow]);
       block_->weight_backward[i] = std::min(block_->weight_backward[i], back.time());
     }

@@ -10,9 +10,9 @@ class FlowBuilder {
  public:
   explicit FlowBuilder(TaskGraph& graph);
 
-  // Before flows are found: what a resource may serve of them beside all that is counted, as far as that is known.
-  void set_room(int64_t limit, bool meets);
-  // False where they take more than that; then the block is of no use.
+  // Before flows are found: how long what resources serve of them may take, with all else that is counted.
+  void set_limit(int64_t limit, bool meets);
+  // False where it takes longer; then the block is of no use.
   bool find(int32_t tensor, FlowBlock& block);
   void join(int32_t tensor, FlowBlock& block, const FlowBlock* before);
   void point(const FlowBlock& block);
@@ -23,35 +23,42 @@ class FlowBuilder {
     Reader reader;
   };
 
-  // What resources serve of the transfers that are found, in one direction, and may serve in all.
+  // What resources serve of some messages.
   class Tally {
    public:
-    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle, int64_t limit);
-    Trip add(const Topology::Way& way);
-    bool fits() const { return fits_; }
-    // What each one serves, and the most of that.
-    int64_t end(std::vector<Hold>& sums);
+    explicit Tally(size_t num_resources) : served_(num_resources) {}
+
+    int64_t add(int32_t resource, int64_t duration);  // returns what it serves now
+    int64_t end(std::vector<Hold>* sums = nullptr);   // begins anew; returns the most that a resource served
 
    private:
-    std::vector<int64_t> served_, room_;  // by resource
-    std::vector<int32_t> resources_;      // that serve any
-    bool fits_ = true;
+    std::vector<int64_t> served_;     // by resource
+    std::vector<int32_t> resources_;  // that serve any
+  };
+
+  // The transfers of one direction.
+  struct Direction {
+    Tally tally;
+    std::vector<int64_t> others;  // by resource: what else is counted, and how long it stands idle
+    int64_t most = 0;             // that a resource takes for all of this
+
+    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle);
+    Trip add(const Topology::Way& way);
   };
 
   const TaskGraph::OpState& reader(size_t i) const { return graph_.ops[tensor_->readers[i].first]; }
   void begin(int32_t tensor, FlowBlock& block);
+  void begin_trips();
+  bool fits() const;
   void find_flows(int32_t part);
   int32_t flow_to(int32_t part, int32_t device, const Interval* hull);
   Flow new_flow(int32_t part, int32_t device) const;
   void sort_readers();
   void find_gaps();
-  bool add_trips(size_t first);
+  void add_trips(size_t first);
   class Together;
   void weigh_by_output();
   void weigh_by_reader();
-  void serve(int32_t resource, int64_t duration);
-  void serve(const Trip& trip);
-  int64_t end_serving();  // the most that a resource served since the last call
   bool moves_alike(const FlowBlock& before) const;
   void add_holds(Flow& flow, bool back);
   void add_transfers(const FlowBlock* before);
@@ -74,12 +81,10 @@ class FlowBuilder {
   std::vector<int32_t> flow_on_;           // by device: the flow of the present output part
   std::vector<Found> found_;
   std::vector<int32_t> at_, first_part_, by_part_;
-  std::vector<int64_t> served_;  // by resource: of what is weighed together
-  std::vector<int32_t> resources_;
-  int64_t most_ = 0;
-  Tally before_, behind_;
+  Tally together_;
+  Direction there_, back_;
   bool meets_ = false;
-  int64_t limit_before_ = INT64_MAX, limit_behind_ = INT64_MAX;
+  int64_t limit_ = INT64_MAX;
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
   std::vector<int32_t> first_shortcut_;           // by reader behind
   std::vector<std::span<const Reader>> in_flow_;  // by reader

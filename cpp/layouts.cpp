@@ -82,9 +82,9 @@ class Sharing {
       : own_(own), tensor_(tensor.factoring), is_parameter_(tensor.source == Source::parameter) {}
 
   void add(const Box& box) {
-    std::vector<int64_t> key;
-    for (const auto& interval : box) key.insert(key.end(), {interval.lo, interval.hi});
-    const auto [at, fresh] = index_.try_emplace(std::move(key), static_cast<int32_t>(share_.boxes.size()));
+    ends_.clear();
+    for (const auto& interval : box) ends_.insert(ends_.end(), {interval.lo, interval.hi});
+    const auto [at, fresh] = index_.try_emplace(ends_, static_cast<int32_t>(share_.boxes.size()));
     if (fresh) share_.boxes.push_back(project(box, own_, tensor_));
     share_.of_part.push_back(at->second);
   }
@@ -120,7 +120,8 @@ class Sharing {
   const Factoring& tensor_;
   bool is_parameter_;
   Share share_;
-  std::map<std::vector<int64_t>, int32_t> index_;
+  std::map<std::vector<int64_t>, int32_t> index_;  // by the ends of a box
+  std::vector<int64_t> ends_;
 };
 
 std::vector<Sharing> sharings(const Graph& graph, const Op& op, const std::vector<Operand>& operands) {
@@ -138,13 +139,12 @@ void count_parts(const Op& op, Layout& layout) {
 }
 
 void add_memory(const Op& op, const Regions& regions, int64_t share, int64_t whole, Layout& layout) {
-  std::vector<int64_t> bytes;
-  for (size_t i = 0; i < op.values.size(); ++i) bytes.push_back(volume(regions.values[i]) * op.item_sizes[i]);
+  const auto bytes = [&](int32_t value) { return volume(regions.values[value]) * op.item_sizes[value]; };
   const auto extra = static_cast<int64_t>((static_cast<__int128>(op.extra) * share + whole - 1) / whole);
   int64_t saved = extra, made = 0, working = extra;
-  for (const int32_t value : op.saved) saved += bytes[value];
-  for (const auto& output : op.outputs) made += bytes[output.value];
-  for (const int64_t size : bytes) working += size;
+  for (const int32_t value : op.saved) saved += bytes(value);
+  for (const auto& output : op.outputs) made += bytes(output.value);
+  for (int32_t value = 0; value < static_cast<int32_t>(op.values.size()); ++value) working += bytes(value);
   layout.saved.push_back(saved);
   layout.made.push_back(made);
   layout.working.push_back(working);

@@ -83,7 +83,7 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
     ops[op] = configured(static_cast<int32_t>(op), strategy[op]);
     count(static_cast<int32_t>(op), ops[op], 1);
   }
-  flow_builder_->set_room(INT64_MAX, false);
+  flow_builder_->set_limit(INT64_MAX, false);
   for (size_t tensor = 0; tensor < flows.size(); ++tensor) {
     if (graph.tensors[tensor].source != Source::op) continue;
     flows[tensor] = spare_flows_.take();
@@ -181,7 +181,7 @@ bool TaskGraph::regroup() {
 }
 
 bool TaskGraph::route(int64_t limit) {
-  flow_builder_->set_room(limit, will_meet_);
+  flow_builder_->set_limit(limit, will_meet_);
   for (const int32_t tensor : rerouted_) {
     auto block = spare_flows_.take();
     const bool fits = flow_builder_->find(tensor, *block);
