@@ -62,7 +62,8 @@ int64_t Bounds::ended(const TaskGraph& graph, const Followers& followers, int32_
   if (!graph.is_changing(op)) return 0;
   int64_t lead = 0;
   for (const auto& output : graph.graph.ops[op].outputs)
-    if (graph.flows[output.tensor]->all_return) lead = std::max(lead, gradient(graph, followers, output.tensor));
+    if (graph.is_routed(output.tensor) && graph.flows[output.tensor]->all_return)
+      lead = std::max(lead, gradient(graph, followers, output.tensor));
   return lead + graph.ops[op].block->least[role_backward];
 }
 
@@ -86,7 +87,7 @@ int64_t Bounds::gradient(const TaskGraph& graph, const Followers& followers, int
 // comes behind the last.
 int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& followers) const {
   int64_t most = 0;
-  for (const int32_t tensor : graph.rerouted()) {
+  for (const int32_t tensor : graph.routed()) {
     const auto& block = *graph.flows[tensor];
     if (block.most_backward == 0) continue;
     int64_t begin = INT64_MAX;
@@ -101,14 +102,14 @@ int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& follo
 int64_t Bounds::made(const TaskGraph& graph, int32_t op) const {
   int64_t arrival = 0;
   for (const auto& [tensor, reader] : graph.reads(op))
-    if (!graph.is_changing(graph.graph.tensors[tensor].producer))
+    if (graph.is_routed(tensor) && !graph.is_changing(graph.graph.tensors[tensor].producer))
       arrival = std::max(arrival, graph.flows[tensor]->arrival_forward[reader]);
   return arrival + graph.ops[op].block->least[role_forward];
 }
 
 int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
   int64_t most = 0;
-  for (const int32_t tensor : graph.rerouted()) {
+  for (const int32_t tensor : graph.routed()) {
     const auto& block = *graph.flows[tensor];
     if (block.most_forward == 0) continue;
     const int32_t producer = graph.graph.tensors[tensor].producer;
@@ -149,7 +150,7 @@ void Bounds::find_transfers(const TaskGraph& graph) {
   }
 }
 
-bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit) {
+bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit) {
   const auto num_ops = static_cast<int32_t>(graph.graph.ops.size());
   weights_.update(graph);
   tails_.assign(graph.num_tails(), 0);
@@ -200,7 +201,7 @@ bool Bounds::hold(const TaskGraph& graph, const Followers* followers, int64_t fi
   before_loss_ = through - behind_loss_;
   bound_ = std::max(bound_, through);
   if (bound_ > limit) return false;
-  find_transfers(graph);
+  if (graph.unrouted().empty()) find_transfers(graph);
   return true;
 }
 

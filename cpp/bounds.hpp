@@ -24,8 +24,9 @@ namespace soapstone {
 class Bounds {
  public:
   // Of the graph as it is, with or without the followers in what it was changed from; the changed ops' inputs are made
-  // from `first` on. False where a bound passes the limit. Throws std::invalid_argument where times may overflow.
-  bool hold(const TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit);
+  // from `first` on. What is not routed yet takes no time. False where a bound passes the limit. Throws
+  // std::invalid_argument where times may overflow.
+  bool hold(TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit);
   int64_t tail(int32_t index) const { return tails_[index]; }
   int64_t bound() const { return bound_; }
   // Where tasks meet at the loss: to its end, and from there.

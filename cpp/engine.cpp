@@ -132,7 +132,7 @@ int64_t Engine::first_input() {
     for (const int32_t slot : graph_.block_before(op).forward) first = std::min(first, old_ready_[slot]);
     bool all_wait = false;  // some input is read by every part
     for (const auto& [tensor, reader] : graph_.reads(op)) {
-      all_wait |= graph_.reaches_all(tensor, reader);
+      all_wait |= graph_.between(tensor, reader).all_reached;
       const int32_t producer = graph_.graph.tensors[tensor].producer;
       if (!graph_.is_changing(producer)) first = std::min(first, first_arrival(producer));
     }
@@ -198,10 +198,10 @@ int64_t Engine::first_update() const {
   return num_open > 0 ? old_end_[order_[loss_]] : first;
 }
 
-void Engine::find_idle(bool meets, int64_t first, Idle& idle) {
+void Engine::find_idle(int64_t first, Idle& idle) {
   idle.before.assign(idle.before.size(), 0);
   idle.behind.assign(idle.behind.size(), 0);
-  if (!meets || loss_ < 0 || order_[loss_] != graph_.loss()) return;
+  if (!has_sides()) return;
   const Totals& totals = graph_.totals;
   // What a resource has still to serve is not ready before the change.
   const auto stood = [](const Resource& resource, int64_t change, int64_t served, int64_t work) {

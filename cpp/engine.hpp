@@ -39,7 +39,7 @@ class Engine {
   // Before this, all is as it was in what was adopted: no part of the changed ops was ready, or is, any earlier.
   int64_t first_input();
   // What is sure before any flow is known; zeros where tasks may not meet at the loss as they did.
-  void find_idle(bool meets, int64_t first, Idle& idle);
+  void find_idle(int64_t first, Idle& idle);
 
   int64_t makespan() const { return forward_.latest; }  // of the last play, where it kept to the limit
   int64_t num_served() const { return num_served_; }    // tasks that the last play served

@@ -62,16 +62,20 @@ std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, C
     book(in_ops, [&] { graph.change(changes); });
     possible = *std::max_element(graph.totals.compute.begin(), graph.totals.compute.end()) <= limit;
     int64_t first = 0;
-    possible = possible && book(in_flows, [&] {
-                 const bool meets = graph.regroup();
-                 first = engine_.first_input();
-                 engine_.find_idle(meets, first, graph.idle);
-                 return graph.route(limit);
-               });
-    possible = possible && (most_overflow == INT64_MAX || overflow() <= most_overflow);
-    possible = possible && book(in_bounds, [&] {
-                 return bounds_.hold(graph, num_since_ >= patience ? &followers_ : nullptr, first, limit);
-               });
+    if (possible)
+      book(in_flows, [&] {
+        graph.regroup();
+        first = engine_.first_input();
+        engine_.find_idle(first, graph.idle);
+      });
+    const Followers* followers = num_since_ >= patience ? &followers_ : nullptr;
+    bool routed = false;
+    while (possible && !routed) {
+      possible = book(in_flows, [&] { return graph.route(limit); });
+      routed = graph.unrouted().empty();
+      if (routed) possible = possible && (most_overflow == INT64_MAX || overflow() <= most_overflow);
+      possible = possible && book(in_bounds, [&] { return bounds_.hold(graph, followers, first, limit); });
+    }
   } catch (...) {
     graph.take_back();
     throw;

@@ -11,6 +11,12 @@
 
 namespace soapstone {
 
+namespace {
+
+constexpr size_t many_flows = 64;  // cost more than bounds do
+
+}  // namespace
+
 TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& times, bool thorough)
     : graph(of),
       machine(std::move(on)),
@@ -166,7 +172,7 @@ void TaskGraph::relink(int32_t op, bool differs) {
   relinked_.push_back(op);
 }
 
-bool TaskGraph::regroup() {
+void TaskGraph::regroup() {
   find_reach();
   for (const int32_t group : regrouped_) {
     auto block = find_syncs(group);
@@ -177,20 +183,23 @@ bool TaskGraph::regroup() {
   }
   set_updates();
   for (const int32_t tensor : rerouted_) count(*flows[tensor], -1);
-  return will_meet_ = will_meet();
+  meets_ = will_meet();
 }
 
 bool TaskGraph::route(int64_t limit) {
-  flow_builder_->set_limit(limit, will_meet_);
-  for (const int32_t tensor : rerouted_) {
+  flow_builder_->set_limit(limit, meets_);
+  size_t num_flows = 0;
+  while (num_flows < many_flows && !unrouted().empty()) {
+    const int32_t tensor = unrouted()[0];
     auto block = spare_flows_.take();
     const bool fits = flow_builder_->find(tensor, *block);
     if (fits) count(*block, 1);
+    num_flows += block->flows.size();
     std::swap(flows[tensor], block);
     undo_.flows.emplace_back(tensor, std::move(block));
     if (!fits) return false;
   }
-  meets_ = find_whether_meets();
+  if (unrouted().empty()) meets_ = find_whether_meets();
   return true;
 }
 
@@ -229,8 +238,6 @@ bool TaskGraph::is_wanted(int32_t tensor, bool back) {
   }
   return false;
 }
-
-bool TaskGraph::reaches_all(int32_t tensor, int32_t reader) { return between(tensor, reader).all_reached; }
 
 const Overlaps& TaskGraph::between(int32_t tensor, int32_t reader) {
   const auto& [op, input] = graph.tensors[tensor].readers[reader];

@@ -176,12 +176,11 @@ class TaskGraph {
   ~TaskGraph();
 
   // The first strategy, and then changes of some ops: `change` makes the ops' blocks, `regroup` finds the gradient
-  // sums, forgets what moved between ops and says whether tasks surely still meet at the loss, `route` finds what moves
-  // between ops, or stops where that alone passes the limit, `link` makes tasks of it and joins them to the rest,
-  // `keep` or `take_back` ends it.
+  // sums and forgets what moved between ops, `route` finds some of what moves between them now, or stops where that
+  // alone passes the limit, `link` makes tasks of it all and joins them to the rest, `keep` or `take_back` ends it.
   void begin(const std::vector<Configuration>& strategy);
   void change(const std::vector<std::pair<int32_t, Configuration>>& changes);
-  bool regroup();
+  void regroup();
   bool route(int64_t limit);
   void link();
   void keep();
@@ -194,6 +193,9 @@ class TaskGraph {
   const std::vector<std::pair<int32_t, int32_t>>& fresh() const { return fresh_; }
   const std::vector<std::pair<int32_t, int32_t>>& rewired() const { return rewired_; }
   const std::vector<int32_t>& rerouted() const { return rerouted_; }
+  std::span<const int32_t> routed() const { return {rerouted_.data(), undo_.flows.size()}; }
+  std::span<const int32_t> unrouted() const { return std::span(rerouted_).subspan(undo_.flows.size()); }
+  bool is_routed(int32_t tensor) const { return !std::binary_search(unrouted().begin(), unrouted().end(), tensor); }
   const std::vector<int32_t>& regrouped() const { return regrouped_; }
   const std::vector<int32_t>& reupdated() const { return reupdated_; }
   const std::vector<int32_t>& changed() const { return changed_; }
@@ -227,7 +229,7 @@ class TaskGraph {
   std::vector<std::vector<std::pair<int32_t, int32_t>>> groups_of_op;  // (group, index in its ops)
 
   const std::vector<std::pair<int32_t, int32_t>>& reads(int32_t op) const { return reads_[op]; }
-  bool reaches_all(int32_t tensor, int32_t reader);  // whether each of the reader's parts reads some of it
+  const Overlaps& between(int32_t tensor, int32_t reader);
   bool has_update(int32_t device) const { return totals.elements[device] > 0; }
   int64_t update_time(int32_t device) const { return pool.tasks[device].first.duration; }
   const std::vector<int64_t>& transient();  // by device: the largest task's bytes
@@ -252,7 +254,7 @@ class TaskGraph {
     const auto& [configuration, layout, block, next] = ops[exit_];
     return layout->combines ? block->combine_forward[0] : block->forward[0];
   }
-  bool meets_at_loss() const { return meets_; }  // what is counted as before and behind it is so
+  bool meets_at_loss() const { return meets_; }  // surely: what is counted as before and behind it is so
 
  private:
   // Two readers of a tensor, of which one also reads what the other makes: `tensor`, as its reader number `reader`.
@@ -275,7 +277,6 @@ class TaskGraph {
   bool find_whether_meets() const;
   bool will_meet();
   bool is_wanted(int32_t tensor, bool back);
-  const Overlaps& between(int32_t tensor, int32_t reader);
   void find_shortcuts();
   void check(const Op&, const Configuration&) const;
   OpState configured(int32_t op, const Configuration&);
@@ -331,7 +332,7 @@ class TaskGraph {
   std::vector<Edge> edges_;          // make_next's own
   std::vector<int32_t> reading_of_;  // SyncBuilder's own: by region, -1 between calls
   Totals before_;                    // the change
-  bool meets_ = false, met_before_ = false, will_meet_ = false;
+  bool meets_ = false, met_before_ = false;
   std::unique_ptr<FlowBuilder> flow_builder_;
 };
 

@@ -36,7 +36,7 @@ void Weights::begin(const TaskGraph& graph) {
     if (graph.flows[tensor]) update_tensor(graph, static_cast<int32_t>(tensor));
 }
 
-void Weights::update(const TaskGraph& graph) {
+void Weights::update(TaskGraph& graph) {
   if (ops_.empty()) return begin(graph);
   const auto both = [](std::vector<int32_t>& before, const std::vector<int32_t>& now, auto visit) {
     std::for_each(before.begin(), before.end(), visit);
@@ -48,6 +48,7 @@ void Weights::update(const TaskGraph& graph) {
   both(regrouped_, graph.regrouped(), [&](int32_t group) {
     for (const int32_t op : graph.groups[group].ops) update_sum(graph, op);
   });
+  for (const int32_t tensor : graph.unrouted()) forget_messages(graph, tensor);
 }
 
 void Weights::update_op(const TaskGraph& graph, int32_t op) {
@@ -68,6 +69,17 @@ void Weights::update_tensor(const TaskGraph& graph, int32_t tensor) {
   for (size_t i = 0; i < places_[tensor].size(); ++i) {
     forward_.edges[weights.begin + i].weight = block.weight_forward[i];
     backward_.edges[places_[tensor][i]].weight = block.weight_backward[i];
+  }
+}
+
+// All that is known of them is who surely sends any, and who surely receives any.
+void Weights::forget_messages(TaskGraph& graph, int32_t tensor) {
+  for (size_t i = 0; i < places_[tensor].size(); ++i) {
+    const auto& between = graph.between(tensor, static_cast<int32_t>(i));
+    auto& edge = forward_.edges[tensors_[tensor].begin + i];
+    const bool gives = graph.graph.tensors[tensor].grad && graph.graph.ops[edge.op].backward;
+    edge.weight = between.all_met ? 0 : uncounted;
+    backward_.edges[places_[tensor][i]].weight = gives && between.all_reached ? 0 : uncounted;
   }
 }
 

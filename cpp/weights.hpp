@@ -25,7 +25,7 @@ class Weights {
   };
 
   // Brings all up to date: what the last change reaches, and what the one before it did.
-  void update(const TaskGraph& graph);
+  void update(TaskGraph& graph);
 
   const OpWeights& op(int32_t op) const { return ops_[op]; }
   // From an op to those that read its outputs, and back to those whose outputs it reads.
@@ -48,6 +48,7 @@ class Weights {
   void begin(const TaskGraph& graph);
   void update_op(const TaskGraph& graph, int32_t op);
   void update_tensor(const TaskGraph& graph, int32_t tensor);
+  void forget_messages(TaskGraph& graph, int32_t tensor);
   void update_sum(const TaskGraph& graph, int32_t op);
 
   std::vector<OpWeights> ops_;
