@@ -193,6 +193,7 @@ class TaskGraph {
   const std::vector<std::pair<int32_t, int32_t>>& fresh() const { return fresh_; }
   const std::vector<std::pair<int32_t, int32_t>>& rewired() const { return rewired_; }
   const std::vector<int32_t>& rerouted() const { return rerouted_; }
+  // While a change is open: those whose flows are found, and those whose flows are still the ones before it.
   std::span<const int32_t> routed() const { return {rerouted_.data(), undo_.flows.size()}; }
   std::span<const int32_t> unrouted() const { return std::span(rerouted_).subspan(undo_.flows.size()); }
   bool is_routed(int32_t tensor) const { return !std::binary_search(unrouted().begin(), unrouted().end(), tensor); }
