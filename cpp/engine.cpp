@@ -31,14 +31,19 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
   }
   const bool in_sides = method == Method::resume && cut_ <= loss_ && has_sides();
   forward_.whole = graph_.totals.work;
-  if (in_sides)
+  if (in_sides) {
     for (size_t i = 0; i < forward_.whole.size(); ++i)
       forward_.whole[i] = graph_.totals.before[i] + bounds.behind_loss();
-  start(forward_, cut_);
+    start(forward_, Part::before_loss, cut_, loss_ + 1);
+  } else {
+    start(forward_, Part::all, cut_, static_cast<int32_t>(order_.size()));
+  }
+  if (method == Method::full) forward_.next_look = SIZE_MAX;
   if (method == Method::delta && !order_.empty()) return sweep(limit, bounds);
   forward_.calendar.reset(change, std::max(old_makespan_, bounds.bound()), num_slots);
   bool in_time = seed(change), done = false;
   if (in_time) done = in_sides ? serve_sides(limit, bounds, in_time) : serve_some(forward_, INT64_MAX, limit, bounds);
+  if (done && !in_sides) append_rest(forward_);
   restore();
   return in_time ? done : play(Method::full, limit, bounds);
 }
@@ -74,6 +79,8 @@ bool Engine::serve_sides(int64_t limit, const Bounds& bounds, bool& in_time) {
     const Side& other = backward >= forward ? forward_ : backward_;
     if (!serve_some(side, other.done ? INT64_MAX : turn, limit + both - other.least, bounds)) return false;
   }
+  append_rest(forward_);
+  append_rest(backward_);
   join_sides(to);
   return true;
 }
@@ -89,7 +96,7 @@ bool Engine::start_backward(int32_t to, int64_t change) {
   const auto& before = graph_.totals_before().before;
   backward_.whole.resize(before.size());
   for (size_t i = 0; i < before.size(); ++i) backward_.whole[i] = graph_.totals.behind[i] + before[i];
-  start(backward_, to);
+  start(backward_, Part::behind_loss, to, static_cast<int32_t>(order_.size()));
   backward_.whole = graph_.totals.work;
   backward_.calendar.reset(change, old_makespan_, served_.size());
   return give_from(backward_, loss_, to, change);
@@ -165,8 +172,7 @@ int64_t Engine::first_return() const {
   for (const int32_t group : graph_.regrouped())
     for (const int32_t op : graph_.groups[group].ops) see(op);
   for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
-    if (position_[device] >= 0 && graph_.totals.elements[device] != graph_.totals_before().elements[device])
-      first = std::min(first, old_ready_[device]);
+    if (position_[device] >= 0 && changes_update(device)) first = std::min(first, old_ready_[device]);
   return std::min(first, first_update());
 }
 
@@ -207,13 +213,13 @@ void Engine::find_idle(int64_t first, Idle& idle) {
   const auto stood = [](const Resource& resource, int64_t change, int64_t served, int64_t work) {
     return (work > served ? std::max(resource.free, change) : resource.free) - served;
   };
-  serve_to(forward_, std::min(position_at(first), loss_));
+  serve_to(forward_.resources, std::min(position_at(first), loss_));
   for (size_t i = 0; i < idle.before.size(); ++i) {
     const auto& resource = forward_.resources[i];
     idle.before[i] = stood(resource, first, resource.left, totals.before[i]);
   }
   const int64_t back = std::min(first_return(), old_makespan_), end = old_end_[order_[loss_]];
-  serve_to(backward_, std::max(position_at(back), loss_ + 1));
+  serve_to(backward_.resources, std::max(position_at(back), loss_ + 1));
   for (size_t i = 0; i < idle.behind.size(); ++i) {
     const auto& resource = backward_.resources[i];
     const int64_t served = resource.left - graph_.totals_before().before[i];
@@ -283,30 +289,38 @@ int64_t Engine::first_change(int32_t position) {
   return first;
 }
 
-// As it is before the task at `cut` is served.
-void Engine::start(Side& side, int32_t cut) {
+// As it is before the task at `begin` is served.
+void Engine::start(Side& side, Part part, int32_t begin, int32_t end) {
+  side.part = part;
+  side.begin = begin;
+  side.end = end;
   side.order.clear();
   side.noted.clear();
-  side.latest = cut == 0 ? 0 : latest_[cut - 1];
-  serve_to(side, cut);
+  side.latest = begin == 0 ? 0 : latest_[begin - 1];
+  serve_to(side.resources, begin);
   for (size_t i = 0; i < side.whole.size(); ++i) side.resources[i].left = side.whole[i] - side.resources[i].left;
   side.least = std::max(side.latest, least_at(side, 0));
   side.next_note = 0;
   side.stop = -1;
   side.done = false;
+  side.next_look = 0;
+  side.given = 0;
+  side.settled = -1;
+  side.rest.position = -1;
+  side.updates.clear();
 }
 
 // Resources as they were before the task at `cut` was served; `left` counts what was.
-void Engine::serve_to(Side& side, int32_t cut) {
+void Engine::serve_to(std::vector<Resource>& resources, int32_t cut) const {
   const Checkpoint* point = checkpoint_at(cut);
   if (point)
-    side.resources = point->resources;
+    resources = point->resources;
   else
-    side.resources.assign(graph_.totals.work.size(), {0, 0});
+    resources.assign(graph_.totals.work.size(), {0, 0});
   for (int32_t i = point ? point->position : 0; i < cut; ++i) {
     const int32_t slot = order_[i];
     graph_.pool.tasks[slot].each_hold([&](const Hold& hold) {
-      Resource& resource = side.resources[hold.resource];
+      Resource& resource = resources[hold.resource];
       resource.free = std::max(old_ready_[slot], resource.free) + hold.duration;
       resource.left += hold.duration;
     });
@@ -337,6 +351,7 @@ bool Engine::give_from(Side& side, int32_t begin, int32_t end, int64_t change) {
       const auto& state = graph_.pool.states[next];
       in_time = in_time && (state.waiting > 1 || std::max(state.ready, ended) >= change);
       if (!in_time) return;
+      if (!is_update(next)) side.given = std::max(side.given, ended);
       give(side, &next, 1, ended);
     }
   };
@@ -415,8 +430,12 @@ bool Engine::serve_some(Side& side, int64_t count, int64_t limit, const Bounds& 
       side.done = true;
       break;
     }
-    ++num_served_;
     if (side.order.size() >= side.next_note) note(side, next.ready);
+    if (side.order.size() >= side.next_look && rejoins(side, next, bounds)) {
+      side.done = true;
+      return side.least <= limit;
+    }
+    ++num_served_;
     if (!serve(side, next.slot, next.ready, limit, bounds)) return false;
     if (next.slot == side.stop) {
       side.done = true;
@@ -506,6 +525,7 @@ void Engine::adopt() {
   find_reach();
   find_reaching();
   find_loss();
+  find_endings();
   inverted_ = false;
   drop();
 }

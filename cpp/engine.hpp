@@ -3,7 +3,8 @@
 // full     Algorithm 1 of the paper, by a calendar instead of a heap
 // resume   the same, from the first moment that a change can touch; all before it is as it was. Where every task comes
 //          before or behind the loss, the two sides know nothing of each other: each is played from its own first
-//          moment, in turns, until their bounds together pass the limit
+//          moment, in turns, until their bounds together pass the limit. A side that differs from what it was in
+//          nothing but a shift any more is done
 // delta    Algorithm 2 of the paper: goes over the old order once, and serves anew only what changes
 //
 // A play may have a limit. It stops as soon as some lower bound of the makespan passes it: what a resource still has to
@@ -67,10 +68,17 @@ class Engine {
     std::vector<int32_t> reaching;    // positions before it for which something from it on waits, but for sums
     std::vector<Given> updates;       // by device: what the sums before it give
   };
-  // What is played from one moment on: all, or what comes before the loss, or behind it.
+  enum class Part : int32_t { all, before_loss, behind_loss };
+  struct Moment {  // before the task at a position of the old order is served
+    int32_t position = -1;
+    int64_t time = 0, shift = 0;  // now, and how much later that is than it was
+  };
+  // What is played from one moment on.
   struct Side {
     explicit Side(TaskPool& pool) : calendar(pool) {}
 
+    Part part = Part::all;
+    int32_t begin = 0, end = 0;  // what it serves of the old order
     Calendar calendar;
     std::vector<Resource> resources;
     std::vector<int64_t> whole;     // by resource: `left` and what was served
@@ -81,6 +89,14 @@ class Engine {
     size_t next_note = 0;
     int32_t stop = -1;  // the slot that ends it, where one does
     bool done = false;
+
+    // Where it rejoins the old play.
+    size_t next_look = 0;
+    int64_t given = 0;           // the latest end from before `begin` that something waits for, but for sums
+    int32_t settled = -1;        // from here on nothing has changed, -1 where that is not known yet
+    size_t num_fresh = 0;        // new tasks that it has
+    Moment rest;                 // from here on it is shifted
+    std::vector<Ready> updates;  // but for these
   };
 
   bool waits_for_nothing() const;
@@ -91,8 +107,8 @@ class Engine {
   int64_t first_update() const;
   int32_t position_at(int64_t time) const;
   bool has_sides() const;
-  void start(Side& side, int32_t cut);
-  void serve_to(Side& side, int32_t cut);
+  void start(Side& side, Part part, int32_t begin, int32_t end);
+  void serve_to(std::vector<Resource>& resources, int32_t cut) const;
   bool seed(int64_t change);
   bool give_from(Side& side, int32_t begin, int32_t end, int64_t change);
   bool give_updates(Side& side, const std::vector<Given>& updates, int32_t end, int64_t change);
@@ -111,6 +127,18 @@ class Engine {
   bool serve(Side& side, int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds);
   int64_t least_at(const Side& side, int64_t now) const;
   void note(Side& side, int64_t now);
+  bool is_update(int32_t slot) const { return slot < graph_.machine.topology.num_devices(); }
+  bool changes_update(int32_t device) const {
+    return graph_.totals.elements[device] != graph_.totals_before().elements[device];
+  }
+  bool rejoins(Side& side, const Ready& next, const Bounds& bounds);
+  bool shifted_lately(const Side& side, const Moment& now) const;
+  void find_settled(Side& side);
+  bool resources_rejoin(Side& side, const Moment& now);
+  bool tasks_rejoin(const Side& side, const Moment& now) const;
+  void find_endings();
+  bool serve_updates(Side& side, const Moment& now);
+  void append_rest(Side& side);
   void restore();
 
   // Delta.
@@ -147,8 +175,9 @@ class Engine {
   std::vector<Served> served_;    // by slot, in the last play
   std::vector<int32_t> touched_;  // slots whose state it changed
   size_t num_touched_ = 0;
-  std::vector<int32_t> due_;  // those that one task makes ready
-  int32_t cut_ = 0;           // the last play served from here on
+  std::vector<int32_t> due_;             // those that one task makes ready
+  std::vector<Resource> old_resources_;  // at a moment of the old play
+  int32_t cut_ = 0;                      // the last play served from here on
   uint32_t play_ = 0;
   int64_t num_served_ = 0;
 
@@ -167,7 +196,14 @@ class Engine {
   std::vector<int64_t> latest_;               // by position: the latest end so far
   std::vector<Checkpoint> checkpoints_;
   int64_t old_makespan_ = 0;
-  int32_t loss_ = -1;  // its position, where it parts the tasks
+  struct Ending {
+    int32_t giver = -1;   // the last position that the device's update had to wait for
+    int64_t free = 0;     // when it has nothing but the update to do
+    bool is_last = true;  // whether the update comes behind all else
+  };
+  std::vector<Ending> endings_;  // by device
+  int64_t latest_other_ = 0;     // the latest end of all but updates
+  int32_t loss_ = -1;            // its position, where it parts the tasks
 };
 
 // Returns when a task ends that is ready now.

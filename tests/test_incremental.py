@@ -8,8 +8,10 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import soapstone as ss
 from soapstone.costs import OpTimes
@@ -122,6 +124,23 @@ def test_backward_is_played_from_where_it_changes() -> None:
     assert sim.native.num_served < 0.75 * full
     sim.accept()
     same_as_fresh(sim)
+
+
+def test_what_is_only_shifted_is_not_played_again() -> None:
+    """A layer on the other device: those behind it come later, and so do the gradients, but all by the same."""
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(60)))
+    graph = ss.capture(ss.Workload(layers, (torch.zeros(4, 8),), loss=torch.sum))
+    topology = ss.Topology.parse("cpu:1x2")
+    first, *others = (op.name for op in graph.ops)
+    places = {first: ss.Configuration({"sample": 2}, (0, 1)), **{op: ss.Configuration() for op in others}}
+    sim = ss.Simulator(graph, topology, ss.Strategy(graph, topology, places))
+    for op in others[9:59:10]:
+        changes = {op: ss.Configuration({}, (1,))}
+        makespan = play_all(sim, changes)
+        assert sim.propose(changes) == makespan > sim.makespan_ns
+        assert sim.native.num_served < 40
+        sim.accept()
+        same_as_fresh(sim)
 
 
 # ---- undo ----
