@@ -473,6 +473,8 @@ void bind_simulator(nb::module_& m) {
           "1 resume, 2 delta.")
       .def("accept", &Simulator::accept)
       .def("reject", &Simulator::reject)
+      .def("look_closely", &Simulator::look_closely,
+           "Find every chance to rejoin the old play, however dear: for tests.")
       .def("timeline", timeline_of, "(key, ready, end) of every task, by (ready, key).")
       .def(
           "memory", [](Simulator& self) { return memory_of(self.graph); }, memory_doc)

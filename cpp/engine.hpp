@@ -29,6 +29,11 @@ class Engine {
   void prepare(Method method) {
     if (method == Method::delta && !inverted_) invert();
   }
+  // To find every chance to rejoin the old play, however dear: for tests.
+  void look_closely() {
+    glance_ = 0;
+    thrift_ = SIZE_MAX / 2;
+  }
   // The last play is the one that the next change starts from.
   void adopt();
   // The last play is forgotten.
@@ -177,6 +182,8 @@ class Engine {
   size_t num_touched_ = 0;
   std::vector<int32_t> due_;             // those that one task makes ready
   std::vector<Resource> old_resources_;  // at a moment of the old play
+  ptrdiff_t glance_ = 8;                 // how many tasks back a look goes before it looks closely
+  size_t thrift_ = 8;                    // closer looks come after every part like this of what was served
   int32_t cut_ = 0;                      // the last play served from here on
   uint32_t play_ = 0;
   int64_t num_served_ = 0;

@@ -9,24 +9,18 @@
 
 namespace soapstone {
 
-namespace {
-
-constexpr size_t pause = 16;  // tasks between two looks
-constexpr size_t glance = 8;  // the last tasks, which tell cheaply whether a closer look may be worth while
-
-}  // namespace
-
 // Asked before a task is served. Where it does, the side knows how it ends: what it takes at least, and its updates.
 bool Engine::rejoins(Side& side, const Ready& next, const Bounds& bounds) {
-  side.next_look = side.order.size() + pause;
+  const size_t num_served = side.order.size();
+  side.next_look = num_served + 1 + num_served / (2 * thrift_);
   const Moment now{position_[next.slot], next.ready, next.ready - old_ready_[next.slot]};
   if (now.position < 0 || is_update(next.slot) || !shifted_lately(side, now)) return false;
   if (side.settled < 0) find_settled(side);
   if (now.position < side.settled) {
-    side.next_look = side.order.size() + std::max<size_t>(pause, side.settled - now.position);
+    side.next_look = std::max<size_t>(side.next_look, num_served + side.settled - now.position);
     return false;
   }
-  side.next_look += side.order.size() / 8;  // a closer look costs more, the more was served
+  side.next_look += num_served / thrift_;  // a closer look costs more, the more was served
   if (!resources_rejoin(side, now) || !tasks_rejoin(side, now)) return false;
   if (side.part == Part::before_loss) {
     const int32_t loss = order_[loss_];
@@ -39,9 +33,10 @@ bool Engine::rejoins(Side& side, const Ready& next, const Bounds& bounds) {
   return true;
 }
 
+// The last few tasks tell cheaply whether a closer look may be worth while.
 bool Engine::shifted_lately(const Side& side, const Moment& now) const {
-  if (side.order.size() < glance) return false;
-  return std::all_of(side.order.end() - glance, side.order.end(), [&](int32_t slot) {
+  if (std::ssize(side.order) < glance_) return false;
+  return std::all_of(side.order.end() - glance_, side.order.end(), [&](int32_t slot) {
     return position_[slot] >= 0 && served_[slot].ready - old_ready_[slot] == now.shift;
   });
 }

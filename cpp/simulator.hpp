@@ -25,6 +25,7 @@ class Simulator {
                                  Method method, int64_t most_overflow = INT64_MAX);
   void accept();
   void reject();
+  void look_closely() { engine_.look_closely(); }
 
   // How far what is proposed, or else accepted, is above the memory limit: MiB squared, all devices together, so that
   // many that are a little above count less than one that is far. 0 where it fits.

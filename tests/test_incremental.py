@@ -31,6 +31,8 @@ def test_engines_agree_on_every_task_of_every_proposal(name: str, text: str) -> 
     rng = random.Random(0)
     sim = start(name, text, seed=len(name) + len(text))
     for number, changes in enumerate(islice(moves(name, text, 0), PROPOSALS)):
+        if number == PROPOSALS // 3:
+            sim.native.look_closely()
         makespan = play_all(sim, changes)
         if rng.random() < 0.3:
             assert sim.propose(changes, engine=rng.choice(ENGINES)) == makespan

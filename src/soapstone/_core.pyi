@@ -255,6 +255,9 @@ class Simulator:
 
     def reject(self) -> None: ...
 
+    def look_closely(self) -> None:
+        """Find every chance to rejoin the old play, however dear: for tests."""
+
     def timeline(self) -> tuple[Annotated[NDArray[numpy.uint64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """(key, ready, end) of every task, by (ready, key)."""
 
