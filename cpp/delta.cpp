@@ -204,7 +204,7 @@ bool Engine::sweep(int64_t limit, const Bounds& bounds) {
     if (at == order_.size() && offers_.empty()) return forward_.latest <= limit;
     const bool old = offers_.empty() || (at < order_.size() && old_look(order_[at]) < offers_.front());
     if (forward_.order.size() >= forward_.next_note)
-      note(forward_, old ? old_ready_[order_[at]] : offers_.front().ready);
+      note_now(forward_, old ? old_ready_[order_[at]] : offers_.front().ready);
     if (!(old ? take_old(order_[at++], limit, bounds) : take_offer(limit, bounds))) return false;
   }
 }

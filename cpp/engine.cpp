@@ -430,7 +430,7 @@ bool Engine::serve_some(Side& side, int64_t count, int64_t limit, const Bounds& 
       side.done = true;
       break;
     }
-    if (side.order.size() >= side.next_note) note(side, next.ready);
+    if (side.order.size() >= side.next_note) note_now(side, next.ready);
     if (side.order.size() >= side.next_look && rejoins(side, next, bounds)) {
       side.done = true;
       return side.least <= limit;
@@ -448,10 +448,14 @@ bool Engine::serve_some(Side& side, int64_t count, int64_t limit, const Bounds& 
 }
 
 // Now and then: what resources have done so far, and what they have left.
-void Engine::note(Side& side, int64_t now) {
+void Engine::note_now(Side& side, int64_t now) {
   side.least = std::max(side.least, least_at(side, now));
   Checkpoint point{static_cast<int32_t>(side.order.size()), side.resources, {}, {}};
   for (size_t i = 0; i < side.whole.size(); ++i) point.resources[i].left = side.whole[i] - side.resources[i].left;
+  note(side, std::move(point));
+}
+
+void Engine::note(Side& side, Checkpoint point) {
   side.noted.push_back(std::move(point));
   side.next_note = side.order.size() + std::max<size_t>(256, 2 * side.resources.size());
 }

@@ -131,7 +131,8 @@ class Engine {
   int64_t hold(Side& side, const Task& task, int64_t ready);
   bool serve(Side& side, int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds);
   int64_t least_at(const Side& side, int64_t now) const;
-  void note(Side& side, int64_t now);
+  void note_now(Side& side, int64_t now);
+  static void note(Side& side, Checkpoint point);
   bool is_update(int32_t slot) const { return slot < graph_.machine.topology.num_devices(); }
   bool changes_update(int32_t device) const {
     return graph_.totals.elements[device] != graph_.totals_before().elements[device];
@@ -182,8 +183,8 @@ class Engine {
   size_t num_touched_ = 0;
   std::vector<int32_t> due_;             // those that one task makes ready
   std::vector<Resource> old_resources_;  // at a moment of the old play
-  ptrdiff_t glance_ = 8;                 // how many tasks back a look goes before it looks closely
-  size_t thrift_ = 8;                    // closer looks come after every part like this of what was served
+  ptrdiff_t glance_ = 8;                 // so many last tasks must share the shift before a closer look
+  size_t thrift_ = 8;                    // after a closer look, at least this part more is served before the next
   int32_t cut_ = 0;                      // the last play served from here on
   uint32_t play_ = 0;
   int64_t num_served_ = 0;

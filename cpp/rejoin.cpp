@@ -41,7 +41,8 @@ bool Engine::shifted_lately(const Side& side, const Moment& now) const {
   });
 }
 
-// From which position on nothing is gone or has other successors than before, and how many new tasks come before.
+// From which position on nothing is gone or has other successors than before, and how many new tasks the side has. A
+// reader's forward keeps its successors, but for those that it shares with a changed op's task.
 void Engine::find_settled(Side& side) {
   const bool all = side.part == Part::all, forward = side.part == Part::before_loss;
   side.settled = side.begin;
@@ -75,8 +76,9 @@ bool Engine::resources_rejoin(Side& side, const Moment& now) {
   return true;
 }
 
-// Whether all that was served before is, with all that is new, and nothing else; and whether whatever waits for some of
-// it does so until the same moment.
+// Whether just the old tasks before the position were served, less those that are gone, and all new ones; and whether
+// every end that others wait for is shifted, or past in both plays. Sums give to updates alone. Where an update is
+// gone, the old play cannot be followed any more.
 bool Engine::tasks_rejoin(const Side& side, const Moment& now) const {
   const int64_t old_time = now.time - now.shift;
   const auto is_sum = [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) == sync_phase; };
@@ -98,7 +100,7 @@ bool Engine::tasks_rejoin(const Side& side, const Moment& now) const {
     for (int32_t slot = begin; slot < begin + count; ++slot) {
       if (position_[slot] < side.begin || position_[slot] >= side.end) continue;
       ++num_gone;
-      if (old_end_[slot] > old_time && !is_sum(slot)) return false;
+      if (is_update(slot) || (old_end_[slot] > old_time && !is_sum(slot))) return false;
     }
   return num_old + num_gone == static_cast<size_t>(now.position - side.begin) &&
          side.order.size() - num_old == side.num_fresh;
@@ -152,12 +154,12 @@ bool Engine::serve_updates(Side& side, const Moment& now) {
       latest = std::max(latest, old_end_[device] + now.shift);
       continue;
     }
-    if (!is_last || ready < std::max(free + now.shift, side.resources[device].free)) return false;
-    served_[device] = {ready, ready + graph_.pool.tasks[device].first.duration};
+    if (!is_last) return false;
+    served_[device] = {ready, std::max(ready, free + now.shift) + graph_.pool.tasks[device].first.duration};
     latest = std::max(latest, served_[device].end);
     side.updates.push_back({ready, graph_.pool.tasks[device].key, device});
   }
-  if (latest_other_ + now.shift > latest) {
+  if (latest_other_ + now.shift > latest) {  // what ended last may have been served already, and not be shifted
     if (now.position > 0 && latest_[now.position - 1] >= latest_other_) return false;
     latest = latest_other_ + now.shift;
   }
@@ -181,7 +183,7 @@ void Engine::append_rest(Side& side) {
       free = was_used ? free + shift : side.resources[i].free;
       left += side.whole[i] - side.resources[i].left - old_resources_[i].left;
     }
-    side.noted.push_back(std::move(copy));
+    note(side, std::move(copy));
   };
   auto update = side.updates.begin();
   bool updated = false;  // checkpoints behind an update are no longer true
@@ -195,10 +197,8 @@ void Engine::append_rest(Side& side) {
     const bool moves = is_update(slot) && std::any_of(side.updates.begin(), side.updates.end(),
                                                       [&](const Ready& update) { return update.slot == slot; });
     updated |= moves;
-    if (point != checkpoints_.end() && point->position == i) {
-      if (!updated) copy();
-      ++point;
-    }
+    for (; point != checkpoints_.end() && point->position == i; ++point)
+      if (!updated && side.order.size() >= side.next_note) copy();
     if (moves) continue;
     side.order.push_back(slot);
     served_[slot] = {next.ready, old_end_[slot] + shift};
