@@ -457,7 +457,7 @@ void Engine::note_now(Side& side, int64_t now) {
 
 void Engine::note(Side& side, Checkpoint point) {
   side.noted.push_back(std::move(point));
-  side.next_note = side.order.size() + std::max<size_t>(256, 2 * side.resources.size());
+  side.next_note = side.order.size() + std::max<size_t>(128, 2 * side.resources.size());
 }
 
 // Where all tasks before the loss end by its end, and all behind it are ready from then on.
