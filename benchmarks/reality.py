@@ -26,7 +26,7 @@ from torch import nn
 import soapstone as ss
 from soapstone.parts import keep_freed_memory
 from soapstone.runtime.calibration import Calibrator
-from soapstone.runtime.transports import ProcessTransport
+from soapstone.runtime.transports import GlooTransport
 from soapstone.simulator import BUCKET_BYTES
 
 from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
@@ -126,7 +126,7 @@ def on_each_rank(rounds: int) -> None:
     dist.init_process_group("gloo")
     ranks, first = dist.get_world_size(), dist.get_rank() == 0
     console = Console(width=130, quiet=not first)
-    found = Calibrator(ProcessTransport(), torch.device("cpu")).run()
+    found = Calibrator(GlooTransport(), torch.device("cpu")).run()
     link = found.topology.links[0]
     console.print(
         f"{ranks} ranks: latency {link.latency / 1e3:.0f} us, overhead {link.overhead / 1e3:.0f} us, "

@@ -72,6 +72,7 @@ def train_threads(
     batches: Batches,
     *,
     strict: bool = True,
+    timeout: float = 60.0,
 ) -> list[Record]:
     """Every rank a thread, each with a workload of its own."""
     workloads = [make() for _ in strategy.topology.devices]
@@ -80,7 +81,7 @@ def train_threads(
     def run(rank: int, transport: ThreadTransport) -> Record:
         return train_rank(workloads[rank], graph, strategy, transport, batches)
 
-    return ss.run_threads(strategy.topology.num_devices, run, strict=strict)
+    return ss.run_threads(strategy.topology.num_devices, run, strict=strict, timeout=timeout)
 
 
 def assert_same(found: Record, wanted: Record) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import soapstone as ss
-from soapstone.runtime.transports import OrderedTransport, ProcessTransport
 from tests.models import CASES
 from tests.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
@@ -45,26 +44,21 @@ def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path)
             assert_same(record, wanted)
 
 
-@pytest.mark.parametrize("kind", ["by order", "by messages"])
 @pytest.mark.parametrize("name", CASES)
-def test_other_ways_to_talk_train_like_one_device(
-    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NCCL's transport, which gloo can play without tags; and all-reduces for which there is no group."""
+def test_sums_without_a_group_train_like_one_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All-reduces among sets of ranks that have no process group go by messages."""
     case = CASES[name]
     graph, topology = ss.capture(case.workload()), ss.Topology.parse("cpu:1x3")
     strategies = [ss.baselines.random(graph, topology, seed=seed) for seed in (100, 101, 102)]
     batches = case.batches(STEPS)
-    monkeypatch.setattr("soapstone.runtime.transports.processes.MOST_GROUPS", 0)
+    monkeypatch.setattr("soapstone.runtime.transports.groups.MOST_GROUPS", 0)
 
     def run(rank: int) -> list[Record]:
-        place = torch.device("cpu")
         records = []
         for strategy in strategies:
-            transport = OrderedTransport(place) if kind == "by order" else ProcessTransport(place)
             work = case.workload()
             torch.manual_seed(SEED)
-            records.append(train_rank(work, graph, strategy, transport, batches))
+            records.append(train_rank(work, graph, strategy, None, batches))
         return records
 
     wanted = train_plain(case.workload(), batches)
@@ -150,7 +144,6 @@ def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:
 SCRIPT = """
 import torch, torch.distributed as dist
 import soapstone as ss
-from soapstone.runtime.transports import OrderedTransport, ProcessTransport
 from tests.models import CASES
 
 dist.init_process_group("gloo")

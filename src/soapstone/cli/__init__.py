@@ -28,6 +28,7 @@ app.command("compare")(optimize.compare)
 app.command("profile")(profile.profile)
 app.command("plan")(training.plan_command)
 app.command("calibrate")(cluster.calibrate)
+app.command("ranks")(cluster.ranks)
 app.command("train")(training.train)
 
 

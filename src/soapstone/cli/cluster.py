@@ -1,18 +1,22 @@
-"""`soapstone calibrate`: what do this machine's links do? Under torchrun."""
+"""`soapstone calibrate`: how fast are the links here? Under torchrun. `soapstone ranks`: several ranks on one GPU."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from ..errors import SoapstoneError
 from ..files import check_writable
 from ..graph import scaled
 from .common import AsJson, print_all, print_json, say
 
 EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml"
+NumRanks = Annotated[int, typer.Argument(min=1, help="How many ranks share the GPU.")]
+Command = Annotated[list[str], typer.Argument(help="What each rank runs; write -- before it.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the topology here, as YAML.")]
 
 
@@ -62,3 +66,17 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
             return
         hidden = f"Compute beside an all-reduce hides {1 - found.exposed:.0%} of it."
         print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", hidden)
+
+
+def ranks(count: NumRanks, command: Command) -> None:
+    """Run a command on several NCCL ranks that share this machine's one GPU, each with its part of the
+    multiprocessors: soapstone ranks 4 -- python -m soapstone train lenet -t h200:1x4 --check."""
+    from ..runtime.sharing import run_ranks, shared_gpu
+
+    if shutil.which(command[0]) is None:
+        raise SoapstoneError(f"there is no command {command[0]!r}")
+    with shared_gpu(count) as environments:
+        found = run_ranks(command, environments)
+    failed = [rank for rank, status in enumerate(found) if status]
+    if failed:
+        raise SoapstoneError(f"{'rank' if len(failed) == 1 else 'ranks'} {', '.join(map(str, failed))} failed")

@@ -42,7 +42,7 @@ class Verdict:
     that is on its way while the first segment runs. Called, it waits for the sum, and raises on every rank where one
     has refused."""
 
-    def __init__(self, transport: Transport, place: torch.device, check: Callable[[], torch.Tensor | None]) -> None:
+    def __init__(self, transport: Transport, check: Callable[[], torch.Tensor | None]) -> None:
         self._transport, self._heard = transport, transport.size == 1
         self._problem: Problem | None = None
         self._sum: torch.Tensor | None = None
@@ -54,19 +54,15 @@ class Verdict:
                 raise
             self._problem = _told(error)
         if not self._heard:
-            numbers = torch.zeros(2, dtype=torch.float64, device=place)
-            numbers[0] = self._problem is not None
-            numbers[1] = 0 if self._sum is None else self._sum
-            self._numbers = transport.all_reduce(-2, numbers, tuple(range(transport.size)))
+            self._answer = transport.poll(self._problem is not None, self._sum)
         if self._problem is not None:
             self()
 
     def __call__(self) -> torch.Tensor | None:
         if not self._heard:
             self._heard = True
-            refusals, self._sum = self._numbers().unbind()
-            if refusals:
-                self.refused = True
+            self.refused, self._sum = self._answer()
+            if self.refused:
                 raise_any(self._transport, self._transport.exchange(self._problem))
         return self._sum
 

@@ -23,7 +23,7 @@ from ..topology import Device, Link, Topology, kind_of
 from ..tracing import Workload, capture
 from .launch import parallelize
 from .parallel import Parallel
-from .transports import Transport
+from .transports import Incoming, Outgoing, Transport
 
 SMALL, MIDDLE, LARGE, HUGE = 1 << 10, 1 << 20, 1 << 24, 1 << 26  # bytes; gradients are often beyond any cache
 ROUNDS = {SMALL: 100, MIDDLE: 20, LARGE: 10, HUGE: 5}
@@ -55,8 +55,8 @@ class Calibrator:
 
     def run(self) -> Calibration:
         devices = tuple(self.transport.exchange(_device(self.rank, self.transport.size, self.place)))
-        self.transport.prepare({self.everyone: 1})
         pairs = list(combinations(self.everyone, 2))
+        self.transport.open(pairs, {self.everyone: 1})
         rows = []
         for done, (a, b) in enumerate(pairs):
             self.progress(done / (len(pairs) + 2), f"ranks {a} and {b}")
@@ -100,28 +100,30 @@ class Calibrator:
     def _burst(self, a: int, b: int, size: int, messages: int) -> float:
         """Seconds from a's first of some messages to b until b's answer, of the same size where there is one."""
         rows = [next(self._rows) for _ in range(messages + 1)]
-        answer = size if messages == 1 else SMALL
-        transport = self.transport
         if self.rank not in (a, b):
             return 0.0
-        shape, other = (size // 4,), b if self.rank == a else a
-        tensor = torch.zeros(shape, device=self.place)
-        reply = torch.zeros(answer // 4, device=self.place)
+        other, answer = b if self.rank == a else a, size if messages == 1 else SMALL
+        there, back = torch.zeros(size // 4, device=self.place), torch.zeros(answer // 4, device=self.place)
         start = time.perf_counter()
         if self.rank == a:
-            transport.expect(rows[-1], (answer // 4,), torch.float32, other)
-            for row in rows[:-1]:
-                transport.send(row, tensor, other)
-            transport.receive(rows[-1])()
+            self._send([(row, there) for row in rows[:-1]], other)
+            self._receive(rows[-1:], back, other)
         else:
-            for row in rows[:-1]:
-                transport.expect(row, shape, torch.float32, other)
-            for row in rows[:-1]:
-                transport.receive(row)()
-            transport.send(rows[-1], reply, other)
-        transport.finish()
+            self._receive(rows[:-1], there, other)
+            self._send([(rows[-1], back)], other)
+        self.transport.finish()
         _wait(self.place)
         return time.perf_counter() - start
+
+    def _send(self, messages: list[tuple[int, torch.Tensor]], target: int) -> None:
+        """In one round, which bears the number of its first message."""
+        outgoing = [Outgoing(row, target, tensor) for row, tensor in messages]
+        self.transport.round(outgoing[0].row, outgoing, [])
+
+    def _receive(self, rows: list[int], like: torch.Tensor, source: int) -> None:
+        incoming = [Incoming(row, source, tuple(like.shape), like.dtype) for row in rows]
+        for pending in self.transport.round(rows[0], [], incoming):
+            pending()
 
     def _message(self) -> float:
         """Seconds that a small message adds to a step: a chain of ops on two ranks in turns, against one rank alone."""

@@ -19,7 +19,7 @@ from .batch import BatchCheck
 from .draws import CounterDraws
 from .evaluation import gathered
 from .execute import Executor
-from .plan import Plan
+from .plan import Plan, open_connections
 from .store import Store
 from .transports import Transport, alone
 from .weights import state_of
@@ -117,7 +117,7 @@ class _Forward:
         ranks = range(transport.size)
         draws = CounterDraws(0, place)
         self._executor = Executor(plan, transport.rank, ranks, store, transport, draws, place, training=False)
-        transport.prepare(plan.meetings())
+        open_connections(plan, ranks, transport)
         self._check = BatchCheck(strategy.graph, self._executor.slices)
 
     def run(self, batch: Sequence[torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ from .batch import BatchCheck
 from .draws import CounterDraws
 from .execute import Executor
 from .placement import Key
-from .plan import Plan
+from .plan import Plan, open_connections
 from .store import STORED, Shard, Store
 
 
@@ -52,7 +52,7 @@ class Evaluation:
         draws = CounterDraws(0, place)
         self._executor = Executor(plan, device, training.ranks, self._store, transport, draws, place, training=False)
         self._check = BatchCheck(graph, self._executor.slices)
-        transport.prepare({tuple(training.ranks[d] for d in ds): n for ds, n in plan.meetings().items()})
+        open_connections(plan, training.ranks, transport)
 
     def _share_shards(self) -> None:
         trained = {shard.name: shard for shard in self._training.store.shards.values()}

@@ -18,9 +18,9 @@ from ..parts import Box, Function, Recording, lengths, record
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Bucket, Readiness
 from .placement import Key
-from .plan import Announce, Combine, Event, Plan, Receive, Run, Send, Sync
+from .plan import Announce, Combine, Event, Plan, Receive, Round, Run, Send, Sync
 from .store import Store
-from .transports import Pending, Transport
+from .transports import Incoming, Outgoing, Pending, Transport
 from .weave import Weaver
 
 Span = tuple[int, int, int]  # the number of an event, or WAIT, its start and its end (ns)
@@ -38,7 +38,7 @@ class Scratch:
         self.outputs: dict[int, list[torch.Tensor]] = {}  # of each segment, with their autograd graph
         self.gradients: dict[Key, Pending] = {}  # of payloads and shares, from other ranks
         self.buckets: list[tuple[Bucket, Pending]] = []
-        self.receives: Iterator[Receive] = iter(())
+        self.awaited: Iterator[Incoming] = iter(())
         self.loss: Pending | None = None
         self.agreed, self.speaking = agreed, False
 
@@ -64,7 +64,8 @@ class Executor:
         self._targets: dict[Key, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self._speaks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
-        self._receives = [event for event in self.program if isinstance(event, Receive)]
+        rounds = [event for event in self.program if isinstance(event, Round)]
+        self._incoming = {r.row: self._announced(r) for event in rounds for r in event.receives}  # in order
         self._said, self._sync = 0, True
         synced = {tensor for event in self.program if isinstance(event, Sync) for tensor, _ in event.pieces}
         leaves = [(i, store.shards[i].tensor) for i in synced - self.weaver.windows.cut]
@@ -121,7 +122,6 @@ class Executor:
     def _follow(self) -> None:
         for number, event in enumerate(self.program):
             if isinstance(event, Run):
-                self.transport.flush()
                 self._timed(number, self._backward if event.backward else self._forward, event.segment)
             elif self._said < len(self._speaks) and self._speaks[self._said] == number:
                 self._said += 1
@@ -152,10 +152,8 @@ class Executor:
         if not self.scratch.speaking:
             self._begin_to_speak()
         match event:
-            case Send():
-                self._timed(number, self.transport.send, event.row, self._payload(event), self.ranks[event.target])
-            case Receive():
-                self._receive(event)
+            case Round():
+                self._timed(number, self._exchange, event)
             case Combine():
                 self._combine(event)
             case Sync():
@@ -167,7 +165,7 @@ class Executor:
         """Once all ranks take their batch; before that nothing may be on its way."""
         self.scratch.agreed()
         self.scratch.speaking = True
-        self.scratch.receives = iter(self._receives)
+        self.scratch.awaited = iter(self._incoming.values())
         for _ in range(AHEAD):
             self._expect()
 
@@ -257,23 +255,27 @@ class Executor:
         leaf = self._value(Key("flow", event.flow))
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
 
-    def _expect(self) -> None:
-        """Post the next receive of the program."""
-        event = next(self.scratch.receives, None)
-        if event is None:
-            return
+    def _announced(self, event: Receive) -> Incoming:
         flow = self.placement.flows[event.flow]
         dtype = getattr(torch, self.graph.tensors[flow.tensor].dtype)
         wire = torch.uint8 if dtype == torch.bool else dtype
-        self.transport.expect(event.row, tuple(lengths(flow.hull)), wire, self.ranks[event.source])
+        return Incoming(event.row, self.ranks[event.source], tuple(lengths(flow.hull)), wire)
 
-    def _receive(self, event: Receive) -> None:
-        pending = self.transport.receive(event.row)
-        self._expect()
-        if event.backward:
-            self.scratch.gradients[Key("payload", event.flow)] = pending
-        else:
-            self.scratch.pending[Key("flow", event.flow)] = pending
+    def _expect(self) -> None:
+        """Let the transport know of the next message of the program."""
+        message = next(self.scratch.awaited, None)
+        if message is not None:
+            self.transport.expect(message)
+
+    def _exchange(self, event: Round) -> None:
+        outgoing = [Outgoing(send.row, self.ranks[send.target], self._payload(send)) for send in event.sends]
+        incoming = [self._incoming[receive.row] for receive in event.receives]
+        for receive, pending in zip(event.receives, self.transport.round(event.number, outgoing, incoming)):
+            self._expect()
+            if receive.backward:
+                self.scratch.gradients[Key("payload", receive.flow)] = pending
+            else:
+                self.scratch.pending[Key("flow", receive.flow)] = pending
 
     def _combine(self, event: Combine) -> None:
         share, total = Key("share", event.op, event.group), Key("total", event.op, event.group)

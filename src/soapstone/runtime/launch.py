@@ -18,7 +18,7 @@ from .agreement import agree, checksum
 from .draws import CounterDraws, ReplayDraws
 from .execute import Executor
 from .parallel import Parallel
-from .plan import Plan
+from .plan import Plan, open_connections
 from .store import STORED, Store
 from .transports import Transport, default_transport
 from .weights import CHOICES, broadcast, is_meta, materialised, state_of
@@ -59,7 +59,7 @@ def parallelize(
 
     simulation, chosen = agree(transport, prepare)
     random_state = torch.get_rng_state()
-    plan, seed = _common_plan(transport, simulation, work, dropout, weights, random_state, chosen)
+    plan, seed = _common_plan(transport, simulation, work, place, dropout, weights, random_state, chosen)
     mine = chosen.index(transport.rank) if transport.rank in chosen else -1
 
     def build() -> Parallel:
@@ -70,7 +70,7 @@ def parallelize(
         return Parallel(work, executor, store, transport)
 
     parallel = agree(transport, build)
-    transport.prepare({tuple(chosen[d] for d in devices): n for devices, n in plan.meetings().items()})
+    open_connections(plan, chosen, transport)
     return parallel
 
 
@@ -119,7 +119,7 @@ def _check_arguments(work: Workload, graph: OperatorGraph, dropout: str, weights
 
 
 def _common_plan(
-    transport: Transport, simulation: Simulation, work: Workload, dropout: str, weights: str,
+    transport: Transport, simulation: Simulation, work: Workload, place: torch.device, dropout: str, weights: str,
     random_state: torch.Tensor, ranks: list[int],
 ) -> tuple[Plan, int]:  # fmt: skip
     """Rank 0's order and seed, once all ranks have shown that they have the same tasks, weights and random state."""
@@ -145,7 +145,7 @@ def _common_plan(
                 continue
             raise RankError(f"ranks 0 and {rank} disagree on {what}; {_REMEDIES[what]}")
     if len({found["the initial weights"] for found, _ in everyone}) > 1:
-        broadcast(transport, work.model)
+        broadcast(transport, work.model, place)
     rows, order, seed = everyone[0][1]
     return plan or Plan(simulation, rows, transport.size, order), int(seed) & (2**63 - 1)
 

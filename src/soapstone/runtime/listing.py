@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .plan import Announce, Combine, Event, Plan, Receive, Run, Send, Sync, tasks_of
+from .plan import Announce, Combine, Event, Plan, Receive, Round, Run, Send, Sync, tasks_of
 
 MOST = 4  # names in a line
 
@@ -22,12 +22,33 @@ class Line:
 
 
 def lines(plan: Plan, device: int) -> Iterator[Line]:
+    """A line for each event, and for each message of a round."""
     for event in plan.program(device):
-        yield _line(plan, device, event)
+        if isinstance(event, Round):
+            yield from _messages(plan, device, event)
+        else:
+            yield _line(plan, device, event)
 
 
-def _line(plan: Plan, device: int, event: Event) -> Line:
+def summary(plan: Plan, device: int, event: Event) -> Line:
+    """One line for one event."""
+    if not isinstance(event, Round):
+        return _line(plan, device, event)
+    found = _messages(plan, device, event)
+    peers = tuple(sorted({peer for line in found for peer in line.peers}))
+    what = shortened([f"{line.kind} {line.what}" for line in found])
+    return Line("round", what, peers, sum(line.bytes for line in found), found[0].start)
+
+
+def _messages(plan: Plan, device: int, event: Round) -> list[Line]:
+    messages: list[Send | Receive] = [*event.sends, *event.receives]
+    return [_line(plan, device, message) for message in messages]
+
+
+def _line(plan: Plan, device: int, event: Event | Send | Receive) -> Line:
     match event:
+        case Round():
+            return summary(plan, device, event)
         case Run():
             return _run(plan, event)
         case Announce():

@@ -49,7 +49,7 @@ class Parallel:
             given.update(self._executor.given(self._check.cut(batch, self._executor.place)))
             return self._executor.weigh(given)
 
-        verdict = Verdict(self._transport, self._executor.place, check)
+        verdict = Verdict(self._transport, check)
         if self._first:
             verdict()
             self._compare_first(batch)

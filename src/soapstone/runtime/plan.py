@@ -7,14 +7,16 @@ several tasks in one go. So each message finds its receiver waiting for it, and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ..simulator import BACKWARD, COMBINE, FORWARD, SYNC, TRANSFER, Simulation
 from .ordering import Order, Ordering
 from .placement import Placement, Task
+from .rounds import cut_rounds
 from .segments import cut_segments
+from .transports import Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,21 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """This device's messages of one round, which go as one group."""
+
+    number: int
+    sends: tuple[Send, ...]
+    receives: tuple[Receive, ...]
+
+    def forward(self) -> Round | None:
+        """Those of them that are not gradients."""
+        sends = tuple(message for message in self.sends if not message.backward)
+        receives = tuple(message for message in self.receives if not message.backward)
+        return Round(self.number, sends, receives) if sends or receives else None
+
+
+@dataclass(frozen=True, slots=True)
 class Combine:
     """Make the partials of a group whole; backward: the gradients of what they became."""
 
@@ -66,7 +83,7 @@ class Announce:
     """Tell every rank the loss."""
 
 
-Event = Run | Send | Receive | Combine | Sync | Announce
+Event = Run | Round | Combine | Sync | Announce
 
 
 class Plan:
@@ -98,15 +115,50 @@ class Plan:
             if t.kind in (FORWARD, BACKWARD)
         }
 
+    @cached_property
+    def rounds(self) -> dict[int, int]:
+        """The round of each message, by its row."""
+        return cut_rounds(self.order, self.placement, [segment.device for segment in self.segments])
+
     def program(self, device: int) -> list[Event]:
-        return [event for what, index in self.order if (event := self._event(what, index, device)) is not None]
+        return list(self._grouped(device))
 
     def forward_program(self, device: int) -> list[Event]:
         """What a device does where nobody wants gradients."""
-        training = (Sync, Announce)
-        return [e for e in self.program(device) if not isinstance(e, training) and not e.backward]
+        found: list[Event] = []
+        for event in self.program(device):
+            if isinstance(event, Round):
+                found += [forward] if (forward := event.forward()) is not None else []
+            elif not isinstance(event, Sync | Announce) and not event.backward:
+                found.append(event)
+        return found
 
-    def _event(self, what: str, index: int, device: int) -> Event | None:
+    def _grouped(self, device: int) -> Iterator[Event]:
+        """A device's events, its messages of each round together."""
+        messages: list[Send | Receive] = []
+        for what, index in self.order:
+            event = self._event(what, index, device)
+            if messages and event is not None and self._ends_round(messages, event):
+                yield self._round(messages)
+                messages = []
+            if isinstance(event, Send | Receive):
+                messages.append(event)
+            elif event is not None:
+                yield event
+        if messages:
+            yield self._round(messages)
+
+    def _ends_round(self, messages: list[Send | Receive], event: Event | Send | Receive) -> bool:
+        if not isinstance(event, Send | Receive):
+            return True
+        return self.rounds[event.row] != self.rounds[messages[0].row]
+
+    def _round(self, messages: list[Send | Receive]) -> Round:
+        sends = tuple(message for message in messages if isinstance(message, Send))
+        receives = tuple(message for message in messages if isinstance(message, Receive))
+        return Round(self.rounds[messages[0].row], sends, receives)
+
+    def _event(self, what: str, index: int, device: int) -> Event | Send | Receive | None:
         if what == "loss":
             return Announce()
         if what != "row":
@@ -123,6 +175,14 @@ class Plan:
             return Send(index, task.flow, target, task.backward)
         return Receive(index, task.flow, source, task.backward)
 
+    def pairs(self) -> set[tuple[int, int]]:
+        """Every two devices that exchange messages."""
+        return {
+            (min(task.devices), max(task.devices))
+            for what, index in self.order
+            if what == "row" and (task := self.simulation.native.task(index)).kind == TRANSFER
+        }
+
     def meetings(self) -> dict[tuple[int, ...], int]:
         """Every set of devices that meets for an all-reduce, and the bytes that it sums."""
         found: dict[tuple[int, ...], int] = defaultdict(int)
@@ -131,6 +191,12 @@ class Plan:
             if what == "row" and (task := native.task(index)).kind != TRANSFER:
                 found[tuple(task.devices)] += task.bytes
         return dict(found)
+
+
+def open_connections(plan: Plan, ranks: Sequence[int], transport: Transport) -> None:
+    """Connect all ranks that a plan lets talk; `ranks` has the rank of each device."""
+    pairs = [(min(ranks[a], ranks[b]), max(ranks[a], ranks[b])) for a, b in sorted(plan.pairs())]
+    transport.open(pairs, {tuple(ranks[d] for d in devices): n for devices, n in plan.meetings().items()})
 
 
 def tasks_of(plan: Plan, event: Run) -> list[Task]:

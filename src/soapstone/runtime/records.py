@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .execute import WAIT, Executor, Span
-from .listing import lines
+from .listing import summary
 from .plan import Run
 
 
@@ -31,14 +31,13 @@ class Record:
 
 def recorded(executor: Executor, rank: int, spans: list[Span], begin: int, end: int) -> Record:
     """Name what happened. A segment that waits for what it takes has the wait inside of it: it is cut out."""
-    names = list(lines(executor.plan, executor.device)) if executor.device >= 0 else []
     waits = [(start, stop) for number, start, stop in spans if number == WAIT]
     busy = 0
     found = [Happening(rank, "wait", "", start - begin, stop - begin) for start, stop in waits if stop - start > 1000]
     for number, start, stop in spans:
         if number == WAIT:
             continue
-        line = names[number]
+        line = summary(executor.plan, executor.device, executor.program[number])
         inside = sum(max(0, min(stop, b) - max(start, a)) for a, b in waits)
         if isinstance(executor.program[number], Run):
             busy += stop - start - inside

@@ -25,11 +25,11 @@ def is_meta(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def broadcast(transport: Transport, model: nn.Module) -> None:
-    """Give every rank's model rank 0's values, tensor by tensor."""
+def broadcast(transport: Transport, model: nn.Module, place: torch.device) -> None:
+    """Give every rank's model rank 0's values, tensor by tensor, by way of the device that ranks talk from."""
     everyone = tuple(range(transport.size))
     for tensor in dict.fromkeys(state_of(model).values()):
-        plain = tensor.detach().to(torch.uint8) if tensor.dtype == torch.bool else tensor.detach()
+        plain = tensor.detach().to(place, torch.uint8 if tensor.dtype == torch.bool else tensor.dtype)
         given = plain.clone() if transport.rank == 0 else torch.zeros_like(plain)
         tensor.copy_(transport.all_reduce(-3, given, everyone)())
 

@@ -1,16 +1,19 @@
 """How ranks talk: the interface, and gloo, NCCL and threads behind it."""
 
 from .default import default_transport
+from .gloo import GlooTransport
 from .joining import joined
-from .ordered import OrderedTransport
-from .processes import ProcessTransport
-from .protocol import Pending, Transport
+from .nccl import NcclTransport
+from .protocol import Incoming, Outgoing, Pair, Pending, Transport
 from .threads import ThreadTransport, alone, run_threads
 
 __all__ = [
-    "OrderedTransport",
+    "GlooTransport",
+    "Incoming",
+    "NcclTransport",
+    "Outgoing",
+    "Pair",
     "Pending",
-    "ProcessTransport",
     "ThreadTransport",
     "Transport",
     "alone",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from .ordered import OrderedTransport
-from .processes import ProcessTransport, check_initialised
+from .gloo import GlooTransport
+from .groups import check_initialised
+from .nccl import NcclTransport
 from .protocol import Transport
 
 
 def default_transport(place: torch.device) -> Transport:
-    """Raises RankError where torch.distributed is not initialised."""
+    """NCCL where the ranks have it and `place` is a GPU, else gloo. Raises RankError where torch.distributed is not
+    initialised."""
     check_initialised()
-    return OrderedTransport(place) if dist.get_backend() == "nccl" else ProcessTransport(place)
+    return NcclTransport(place) if "nccl" in dist.get_backend() and place.type == "cuda" else GlooTransport(place)

@@ -38,9 +38,18 @@ def joined(example: str) -> Iterator[tuple[Transport, torch.device]]:
     else:
         torch.set_num_threads(1)
         keep_freed_memory()  # as measured costs have it
-    dist.init_process_group("nccl" if gpus >= here else "gloo")
+    if gpus >= here:
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # torch would abort; `watching` says a sentence
+        dist.init_process_group("nccl", device_id=place)
+    else:
+        dist.init_process_group("gloo")
+    transport = default_transport(place)
     try:
-        yield default_transport(place), place
-    finally:
-        if dist.is_initialized():
+        yield transport, place
+    except BaseException as error:
+        transport.fail(str(error) or type(error).__name__)
+        if gpus < here:
             dist.destroy_process_group()
+        raise  # the process ends now: to take NCCL down in order could wait for a rank that is gone
+    if dist.is_initialized():
+        dist.destroy_process_group()

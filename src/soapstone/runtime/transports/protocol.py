@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 Pending = Callable[[], torch.Tensor]  # waits for a tensor that is on its way
+Pair = tuple[int, int]  # two ranks, the smaller first
+
+
+class Outgoing(NamedTuple):
+    """A message to another rank, numbered by the row of its task."""
+
+    row: int
+    target: int
+    tensor: torch.Tensor
+
+
+class Incoming(NamedTuple):
+    """A message from another rank, before it is here."""
+
+    row: int
+    source: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Transport(Protocol):
-    """Messages are numbered by the row of their task. A tensor that was handed over stays untouched until `finish`."""
+    """A tensor that was handed over stays untouched until `finish`. All ranks talk in one order of rounds and
+    all-reduces; each takes part in those that concern it."""
 
     rank: int
     size: int
 
-    def prepare(self, meetings: dict[tuple[int, ...], int]) -> None:
-        """Make ready for all-reduces among these sets of ranks, given with the bytes that each sums in a step; every
-        rank calls it with the same."""
+    def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
+        """Connect the pairs of ranks that will ever talk, and the sets of ranks that will sum, given with the bytes
+        that each sums in a step. Every rank calls it with the same."""
 
-    def expect(self, row: int, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> None:
-        """Announce a message of the coming step, in the order of the plan."""
+    def expect(self, message: Incoming) -> None:
+        """A message of the coming step, in the order of the plan, so that it may be received before its turn."""
 
-    def send(self, row: int, tensor: torch.Tensor, target: int) -> None: ...
-
-    def receive(self, row: int) -> Pending:
-        """The message that was announced for this row."""
+    def round(self, number: int, outgoing: Sequence[Outgoing], incoming: Sequence[Incoming]) -> list[Pending]:
+        """Exchange this rank's messages of one round, as one group. No message of a round waits for another one of it,
+        and messages between two ranks are listed in the same order on both. Returns what came in, each on its way."""
         ...
 
     def all_reduce(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         """The sum over these ranks, the same to the bit on each of them; perhaps in the tensor's own memory."""
         ...
 
-    def flush(self) -> None:
-        """Compute comes next: what was gathered to go together must go now."""
+    def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+        """Ask all ranks two things when a step begins: does any refuse its batch, and what do their weights sum to?
+        The answer is on its way while the first segment runs."""
+        ...
 
     def finish(self) -> None:
         """Wait until everything that was sent has left."""

@@ -1,7 +1,8 @@
 """Ranks as threads of one process, for trying and testing.
 
-In strict mode a message has no tag: a send waits until its receiver takes it, and both sides must come to it in the
-same order. What passes so cannot deadlock on NCCL, which matches by order alone.
+In strict mode a rank's messages of a round are one group, as NCCL has them: none is done before all of the group are,
+the peer's group must be of the same round and hold the same messages in the same order, and the two must have been
+connected before. What passes so cannot hang on NCCL, which has fewer reasons to wait.
 """
 
 from __future__ import annotations
@@ -9,25 +10,39 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from ...errors import RankError
-from .protocol import Pending
+from .protocol import Incoming, Outgoing, Pair, Pending
 
 T = TypeVar("T")
 
 
+class _Half(NamedTuple):
+    """One rank's side of what it exchanges with another in a round."""
+
+    number: int
+    sent: list[tuple[int, torch.Tensor]]  # (row, tensor), in order
+    awaited: list[int]  # rows
+
+    @property
+    def rows(self) -> list[int]:
+        return [row for row, _ in self.sent]
+
+
 class _Hub:
-    """What the ranks share: one lock, the letters on their way, and the rounds of each group."""
+    """What the ranks share: one lock, the messages on their way, and the meetings of each set of ranks."""
 
     def __init__(self, size: int, strict: bool, timeout: float) -> None:
         self.size, self.strict, self.timeout = size, strict, timeout
         self.changed = threading.Condition()
-        self.letters: dict[tuple[int, int], deque[tuple[int, torch.Tensor]]] = defaultdict(deque)
-        self.rounds: dict[tuple[Any, ...], dict[int, tuple[int, Any]]] = {}
+        self.letters: dict[tuple[int, int, int], torch.Tensor] = {}  # by (source, target, row)
+        self.halves: dict[tuple[int, int], deque[_Half]] = defaultdict(deque)  # by (rank, peer)
+        self.open: set[Pair] = set()
+        self.meetings: dict[tuple[Any, ...], dict[int, tuple[int, Any]]] = {}
         self.taken: dict[tuple[Any, ...], int] = {}
         self.failure: tuple[int, str] | None = None  # the rank that failed first, and why
 
@@ -46,76 +61,100 @@ class _Hub:
 class ThreadTransport:
     def __init__(self, hub: _Hub, rank: int) -> None:
         self.hub, self.rank, self.size = hub, rank, hub.size
-        self._expected: dict[int, int] = {}
         self._counts: dict[tuple[int, ...], int] = defaultdict(int)
 
-    def prepare(self, meetings: dict[tuple[int, ...], int]) -> None:
+    def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
+        everyone = self.exchange(set(pairs))
+        if any(own != everyone[0] for own in everyone):
+            raise RankError("the ranks want to connect different pairs")
+        with self.hub.changed:
+            self.hub.open |= everyone[0]
+
+    def expect(self, message: Incoming) -> None:
         pass
 
-    def expect(self, row: int, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> None:
-        self._expected[row] = source
-
-    def send(self, row: int, tensor: torch.Tensor, target: int) -> None:
-        hub = self.hub
-        with hub.changed:
-            box = hub.letters[self.rank, target]
-            letter = (row, tensor.clone())
-            box.append(letter)
-            hub.changed.notify_all()
-            if hub.strict:
-                hub.wait(lambda: all(held is not letter for held in box), f"rank {self.rank} sends task {row}")
-
-    def receive(self, row: int) -> Pending:
+    def round(self, number: int, outgoing: Sequence[Outgoing], incoming: Sequence[Incoming]) -> list[Pending]:
         if not self.hub.strict:
-            return lambda: self._take(row)
-        tensor = self._take(row)
-        return lambda: tensor
+            return self._by_rows(outgoing, incoming)
+        found = self._as_one_group(number, outgoing, incoming)
+        return [lambda row=message.row: found[row] for message in incoming]  # type: ignore[misc]
 
-    def _take(self, row: int) -> torch.Tensor:
-        hub, source = self.hub, self._expected.pop(row)
+    def _by_rows(self, outgoing: Sequence[Outgoing], incoming: Sequence[Incoming]) -> list[Pending]:
+        with self.hub.changed:
+            for row, target, tensor in outgoing:
+                self.hub.letters[self.rank, target, row] = tensor.clone()
+            self.hub.changed.notify_all()
+        return [lambda message=message: self._take(message) for message in incoming]  # type: ignore[misc]
+
+    def _take(self, message: Incoming) -> torch.Tensor:
+        hub, key = self.hub, (message.source, self.rank, message.row)
         with hub.changed:
-            box = hub.letters[source, self.rank]
-            if hub.strict:
-                hub.wait(lambda: bool(box), f"rank {self.rank} receives task {row}")
-                number, tensor = box.popleft()
-                if number != row:
-                    raise RankError(f"rank {self.rank} waits for task {row}, but rank {source} sends task {number}")
-            else:
-                hub.wait(lambda: any(n == row for n, _ in box), f"rank {self.rank} receives task {row}")
-                letter = next(letter for letter in box if letter[0] == row)
-                box.remove(letter)
-                tensor = letter[1]
+            hub.wait(lambda: key in hub.letters, f"rank {self.rank} receives task {message.row}")
+            return hub.letters.pop(key)
+
+    def _as_one_group(
+        self, number: int, outgoing: Sequence[Outgoing], incoming: Sequence[Incoming]
+    ) -> dict[int, torch.Tensor]:
+        """What came in, by row, once every peer has come to the same round with the same messages."""
+        hub, found = self.hub, dict[int, torch.Tensor]()
+        peers = {message.target for message in outgoing} | {message.source for message in incoming}
+        halves = {peer: self._half(number, peer, outgoing, incoming) for peer in peers}
+        with hub.changed:
+            for peer, half in halves.items():
+                hub.halves[self.rank, peer].append(half)
             hub.changed.notify_all()
-        return tensor
+            what = f"rank {self.rank} in round {number} waits for ranks {sorted(peers)}"
+            hub.wait(lambda: all(hub.halves[peer, self.rank] for peer in peers), what)
+            for peer, ours in halves.items():
+                theirs = hub.halves[peer, self.rank].popleft()
+                if (ours.number, ours.rows, ours.awaited) != (theirs.number, theirs.awaited, theirs.rows):
+                    raise RankError(
+                        f"rank {self.rank} in round {number} sends {ours.rows} to rank {peer} and awaits "
+                        f"{ours.awaited}, but rank {peer} in round {theirs.number} awaits {theirs.awaited} and sends "
+                        f"{theirs.rows}"
+                    )
+                found.update(theirs.sent)
+        return found
+
+    def _half(self, number: int, peer: int, outgoing: Sequence[Outgoing], incoming: Sequence[Incoming]) -> _Half:
+        if (min(self.rank, peer), max(self.rank, peer)) not in self.hub.open:
+            raise RankError(f"ranks {self.rank} and {peer} talk in round {number}, but were never connected")
+        sent = [(row, tensor.clone()) for row, target, tensor in outgoing if target == peer]
+        return _Half(number, sent, [message.row for message in incoming if message.source == peer])
 
     def all_reduce(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
-        shares = self._round(ranks, row, tensor.detach().clone())
+        shares = self._meet(ranks, row, tensor.detach().clone())
         total: torch.Tensor = shares[0].clone()
         for share in shares[1:]:
             total += share
         return lambda: total
 
-    def flush(self) -> None:
-        pass
+    def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+        if self.size == 1:
+            return lambda: (refused, weight)
+        found = self._meet(tuple(range(self.size)), -2, (refused, weight))
+        weights = [weight.double() for _, weight in found if weight is not None]
+        total = torch.stack(weights).sum() if weights else None
+        return lambda: (any(refused for refused, _ in found), total)
 
     def finish(self) -> None:
         pass
 
     def exchange(self, value: Any) -> list[Any]:
-        return self._round(tuple(range(self.size)), -1, value)
+        return self._meet(tuple(range(self.size)), -1, value)
 
     def fail(self, reason: str) -> None:
         with self.hub.changed:
             self.hub.failure = self.hub.failure or (self.rank, reason)
             self.hub.changed.notify_all()
 
-    def _round(self, ranks: tuple[int, ...], row: int, value: Any) -> list[Any]:
-        """Meet the other ranks of a group and get everyone's value, by rank."""
+    def _meet(self, ranks: tuple[int, ...], row: int, value: Any) -> list[Any]:
+        """Meet the other ranks of a set and get everyone's value, by rank."""
         hub = self.hub
-        key = (*ranks, "round", self._counts[ranks])
+        key = (*ranks, "meeting", self._counts[ranks])
         self._counts[ranks] += 1
         with hub.changed:
-            shares = hub.rounds.setdefault(key, {})
+            shares = hub.meetings.setdefault(key, {})
             shares[self.rank] = (row, value)
             hub.changed.notify_all()
             hub.wait(lambda: len(shares) == len(ranks), f"rank {self.rank} meets {ranks} for task {row}")
@@ -124,7 +163,7 @@ class ThreadTransport:
                 raise RankError(f"ranks {ranks} meet for different tasks: {sorted(rows)}")
             hub.taken[key] = hub.taken.get(key, 0) + 1
             if hub.taken[key] == len(ranks):
-                del hub.rounds[key], hub.taken[key]
+                del hub.meetings[key], hub.taken[key]
         return [shares[rank][1] for rank in ranks]
 
 

@@ -1,0 +1,110 @@
+"""Ranks as processes over gloo.
+
+gloo matches messages by tag, and its sends wait for their receivers: so receives are posted before their turn, and the
+tag is the task's row. It moves what lies on a GPU through pinned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .groups import Groups, gathered_objects, raise_if_peer_lost
+from .protocol import Incoming, Outgoing, Pair, Pending
+
+
+class GlooTransport:
+    """Raises RankError where torch.distributed is not initialised, or a peer is gone."""
+
+    def __init__(self, place: torch.device | None = None) -> None:
+        self.groups = Groups()
+        self.rank, self.size = self.groups.rank, self.groups.size
+        self.place = torch.device("cpu") if place is None else place
+        self._staged = self.place.type == "cuda"
+        self._incoming: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._outgoing: list[tuple[torch.Tensor, Any]] = []
+
+    def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
+        self.groups.make(meetings)
+
+    def expect(self, message: Incoming) -> None:
+        buffer = self._buffer(message.shape, message.dtype)
+        self._incoming[message.row] = (buffer, dist.irecv(buffer, message.source, tag=message.row))
+
+    def round(self, number: int, outgoing: Sequence[Outgoing], incoming: Sequence[Incoming]) -> list[Pending]:
+        for message in incoming:
+            if message.row not in self._incoming:
+                self.expect(message)
+        for row, target, tensor in outgoing:
+            readable = self._readable(tensor)
+            self._outgoing.append((readable, dist.isend(readable, target, tag=row)))
+        return [self._arrival(*self._incoming.pop(message.row)) for message in incoming]
+
+    def _arrival(self, buffer: torch.Tensor, work: Any) -> Pending:
+        return lambda: self._back(self._wait(work, buffer))
+
+    def all_reduce(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        tensor = self._readable(tensor)
+        if ranks not in self.groups:
+            return self._reduce_by_messages(row, tensor, ranks)
+        work = self.groups[ranks].allreduce([tensor])  # what dist.all_reduce comes to, at a fifth of its price
+        return self._arrival(tensor, work)
+
+    def _reduce_by_messages(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        """Everyone to everyone, and everyone adds in the same order."""
+        others = [rank for rank in ranks if rank != self.rank]
+        parts = {rank: tensor.clone() if rank == self.rank else torch.empty_like(tensor) for rank in ranks}
+        works = {other: dist.irecv(parts[other], other, tag=row) for other in others}
+        self._outgoing += [(parts[self.rank], dist.isend(parts[self.rank], other, tag=row)) for other in others]
+
+        def total() -> torch.Tensor:
+            for other, work in works.items():
+                self._wait(work, parts[other])
+            tensor.copy_(parts[ranks[0]])
+            for rank in ranks[1:]:
+                tensor.add_(parts[rank])
+            return self._back(tensor)
+
+        return total
+
+    def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+        numbers = torch.tensor([float(refused), 0 if weight is None else float(weight)], dtype=torch.float64)
+        everyone = tuple(range(self.size))
+        work = self.groups[everyone].allreduce([numbers])
+
+        def answer() -> tuple[bool, torch.Tensor | None]:
+            refusals, total = self._wait(work, numbers).unbind()
+            return bool(refusals), self._back(total)
+
+        return answer
+
+    def finish(self) -> None:
+        for tensor, work in self._outgoing:
+            self._wait(work, tensor)
+        self._outgoing.clear()
+
+    def exchange(self, value: Any) -> list[Any]:
+        return gathered_objects(value)
+
+    def fail(self, reason: str) -> None:
+        pass  # the process ends with its error, and the peers' pending messages with it
+
+    def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=self._staged)
+
+    def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor where gloo can read it."""
+        if not self._staged:
+            return tensor.contiguous()
+        return self._buffer(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+    def _back(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.place) if self._staged else tensor
+
+    def _wait(self, work: Any, tensor: torch.Tensor) -> torch.Tensor:
+        with raise_if_peer_lost(self.rank):
+            work.wait()
+        return tensor

@@ -1,0 +1,90 @@
+"""The process groups of torch.distributed that sets of ranks sum in, and what is said where a peer is gone."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import combinations
+from typing import Any
+from weakref import ref
+
+import torch.distributed as dist
+
+from ...errors import RankError
+from .protocol import Pair
+
+MOST_GROUPS = 16  # each has threads, connections or buffers of its own; rarer sets sum by messages
+
+
+def check_initialised() -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise RankError(
+            "torch.distributed is not initialised; start with torchrun and call "
+            "torch.distributed.init_process_group('gloo') first, or pass transport="
+        )
+
+
+class Groups:
+    """One process group a set of ranks, at most MOST_GROUPS of them; every rank makes the same ones in the same
+    order."""
+
+    def __init__(self) -> None:
+        check_initialised()
+        atexit.unregister(_end_groups)
+        atexit.register(_end_groups)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        # Weak, so that destroy_process_group ends the groups then and there, not some time while Python shuts down.
+        self._groups: dict[tuple[int, ...], Any] = {tuple(range(self.size)): ref(dist.group.WORLD)}
+
+    def make(self, meetings: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
+        """Groups for the sets that sum the most bytes; the sets that are new, in the order in which they were made."""
+        heaviest = sorted(meetings, key=lambda ranks: (-meetings[ranks], ranks))
+        wanted = [ranks for ranks in heaviest if len(ranks) > 1 and ranks not in self._groups]
+        made = wanted[: max(MOST_GROUPS - len(self._groups), 0)]
+        for ranks in made:
+            group = dist.new_group(list(ranks))
+            self._groups[ranks] = ref(group) if self.rank in ranks else None
+        return made
+
+    def pairs_without(self, meetings: Mapping[tuple[int, ...], int]) -> set[Pair]:
+        """The pairs of ranks that exchange messages because their set has no group."""
+        return {pair for ranks in meetings if ranks not in self._groups for pair in combinations(sorted(ranks), 2)}
+
+    def existing(self) -> list[Any]:
+        """The groups that this rank is in and that have not been destroyed."""
+        found = [group() for group in self._groups.values() if group is not None]
+        return [group for group in found if group is not None]
+
+    def __contains__(self, ranks: tuple[int, ...]) -> bool:
+        return ranks in self._groups
+
+    def __getitem__(self, ranks: tuple[int, ...]) -> Any:
+        return self._groups[ranks]()
+
+
+def gathered_objects(value: Any, group: Any = None) -> list[Any]:
+    """Every rank's value, by rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    with raise_if_peer_lost(dist.get_rank()):
+        dist.all_gather_object(values, value, group=group)
+    return values
+
+
+@contextmanager
+def raise_if_peer_lost(rank: int) -> Iterator[None]:
+    """Turn torch's error about a peer that is gone into a RankError."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("] ")[2].split("[")[0].strip() or str(error).split("\n")[0]
+        raise RankError(f"rank {rank} lost another rank: {reason}; see that rank's own error") from None
+
+
+def _end_groups() -> None:
+    """gloo's threads let go of their tensors a moment after a wait returns. End them while Python still stands: later,
+    taking its lock would abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()

@@ -1,0 +1,142 @@
+"""Ranks as processes over NCCL.
+
+NCCL has no tags: it matches messages by order, takes those of one group together, and connects two ranks in the first
+group in which they talk, which must be the same on both. So every connection is opened in one symmetric group before
+the first step, each round is one group, and rounds and all-reduces go by one stream, in the one order that all ranks
+share. What the ranks have to say beside tensors goes by gloo, from host to host, so that no GPU is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import RankError
+from .groups import Groups, gathered_objects, raise_if_peer_lost
+from .protocol import Incoming, Outgoing, Pair, Pending
+from .watching import Watch
+
+
+class NcclTransport:
+    """Every rank makes one, at the same point of its program. Raises RankError where torch.distributed is not
+    initialised, or a peer is gone."""
+
+    def __init__(self, place: torch.device) -> None:
+        self.groups = Groups()
+        self.rank, self.size = self.groups.rank, self.groups.size
+        self.place = place
+        self._everyone = tuple(range(self.size))
+        self._stream = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+        self._connected: set[int] = set()
+        self._host = dist.new_group(backend="gloo")
+        self._watch = Watch(self._host, self.rank, self.size, self._stream.query, self._abort)
+
+    def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
+        for ranks in self.groups.make(meetings):  # a first sum connects a group
+            if self.rank in ranks:
+                self.all_reduce(-1, torch.zeros(1, device=self.place), ranks)()
+        wanted = set(pairs) | self.groups.pairs_without(meetings)
+        peers = sorted({sum(pair) - self.rank for pair in wanted if self.rank in pair} - self._connected)
+        self._connected.update(peers)
+        hello = torch.zeros(1, device=self.place)
+        ops = [dist.P2POp(dist.isend, hello, peer) for peer in peers]
+        ops += [dist.P2POp(dist.irecv, torch.empty_like(hello), peer) for peer in peers]
+        self._issue(ops)
+        self._stream.synchronize()
+
+    def expect(self, message: Incoming) -> None:
+        pass
+
+    def round(self, number: int, outgoing: Sequence[Outgoing], incoming: Sequence[Incoming]) -> list[Pending]:
+        buffers = [torch.empty(m.shape, dtype=m.dtype, device=self.place) for m in incoming]
+        ops = [dist.P2POp(dist.isend, tensor.contiguous(), self._peer(target)) for _, target, tensor in outgoing]
+        ops += [dist.P2POp(dist.irecv, buffer, self._peer(m.source)) for m, buffer in zip(incoming, buffers)]
+        wait = self._issue(ops)
+        return [self._after(wait, buffer) for buffer in buffers]
+
+    def _peer(self, rank: int) -> int:
+        if rank not in self._connected:
+            raise RankError(f"ranks {self.rank} and {rank} were never connected; name the pair in Transport.open")
+        return rank
+
+    def all_reduce(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        tensor = tensor.contiguous()
+        if ranks not in self.groups:
+            return self._reduce_by_messages(tensor, ranks)
+        wait = self._on_stream([tensor], lambda: dist.all_reduce(tensor, group=self.groups[ranks]))
+        return self._after(wait, tensor)
+
+    def _reduce_by_messages(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        """Everyone to everyone in one group, and everyone adds in the same order."""
+        others = [rank for rank in ranks if rank != self.rank]
+        parts = {rank: tensor if rank == self.rank else torch.empty_like(tensor) for rank in ranks}
+        ops = [dist.P2POp(dist.isend, tensor, self._peer(other)) for other in others]
+        ops += [dist.P2POp(dist.irecv, parts[other], self._peer(other)) for other in others]
+        wait = self._issue(ops)
+
+        def total() -> torch.Tensor:
+            wait()
+            found = parts[ranks[0]].clone()
+            for rank in ranks[1:]:
+                found += parts[rank]
+            return found
+
+        return total
+
+    def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+        refusals = torch.tensor([int(refused)])
+        work = self._host.allreduce([refusals])
+        weight = torch.zeros((), device=self.place) if weight is None else weight
+        total = self.all_reduce(-2, weight.double(), self._everyone)
+
+        def answer() -> tuple[bool, torch.Tensor | None]:
+            self._watch.raise_if_lost()
+            with raise_if_peer_lost(self.rank):
+                work.wait()
+            return bool(refusals), total()
+
+        return answer
+
+    def finish(self) -> None:
+        torch.cuda.current_stream(self.place).wait_stream(self._stream)
+
+    def exchange(self, value: Any) -> list[Any]:
+        self._watch.raise_if_lost()
+        return gathered_objects(value, self._host)
+
+    def fail(self, reason: str) -> None:
+        self._watch.tell(reason)
+
+    def _issue(self, ops: list[dist.P2POp]) -> Callable[[], None]:
+        """Exchange messages as one group."""
+        if not ops:
+            return lambda: None
+        return self._on_stream([op.tensor for op in ops], lambda: [work.wait() for work in dist.batch_isend_irecv(ops)])
+
+    def _on_stream(self, tensors: list[torch.Tensor], act: Callable[[], object]) -> Callable[[], None]:
+        """Start something after all that was computed so far; return what makes later compute wait for it. Nothing
+        here makes the host wait."""
+        self._watch.raise_if_lost()
+        self._stream.wait_stream(torch.cuda.current_stream(self.place))
+        with torch.cuda.stream(self._stream), raise_if_peer_lost(self.rank):
+            act()
+            done = self._stream.record_event()
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+        return lambda: torch.cuda.current_stream(self.place).wait_event(done)
+
+    @staticmethod
+    def _after(wait: Callable[[], None], tensor: torch.Tensor) -> Pending:
+        def waited() -> torch.Tensor:
+            wait()
+            return tensor
+
+        return waited
+
+    def _abort(self) -> None:
+        """End the kernels that wait for a rank that is gone."""
+        for group in self.groups.existing():
+            group._get_backend(self.place).abort()

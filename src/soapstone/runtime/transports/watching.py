@@ -1,0 +1,71 @@
+"""Notice that another rank is gone, although this one's GPU waits for it.
+
+A kernel that waits for a lost peer never ends, and the host hangs with it in the next synchronisation. So each rank
+keeps one receive open, over gloo, from the rank after it: a goodbye, the reason of a failure, or the end of the
+connection. Whoever hears of a failure ends its own kernels and passes the reason on, so that it goes round.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import RankError
+
+GRACE = 3.0  # seconds for what is on its way: a rank that ends early has sent all that the others need
+LONGEST = 400  # bytes of a reason
+TAG = 1 << 20
+
+
+class Watch:
+    """`is_idle` says whether nothing is on its way; `abort` ends what is."""
+
+    def __init__(
+        self, group: Any, rank: int, size: int, is_idle: Callable[[], bool], abort: Callable[[], None]
+    ) -> None:
+        self._group, self._rank, self._size = group, rank, size
+        self._is_idle, self._abort = is_idle, abort
+        self._lost, self._told = "", False
+        if size > 1:
+            self._note = torch.zeros(LONGEST, dtype=torch.uint8)
+            self._work = dist.irecv(self._note, (rank + 1) % size, group=group, tag=TAG)
+            threading.Thread(target=self._listen, name="soapstone watch", daemon=True).start()
+
+    def raise_if_lost(self) -> None:
+        if self._lost:
+            raise RankError(self._lost)
+
+    def tell(self, reason: str) -> None:
+        """Pass on that this rank has failed."""
+        if self._size == 1 or self._told or not dist.is_initialized():
+            return
+        self._told = True
+        raw = reason.encode()[:LONGEST].ljust(LONGEST, b"\0")
+        note = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        try:
+            dist.isend(note, (self._rank - 1) % self._size, group=self._group, tag=TAG)
+        except RuntimeError:
+            pass  # that rank is gone, too
+
+    def _listen(self) -> None:
+        try:
+            assert self._work is not None
+            self._work.wait()
+            reason = bytes(self._note.tolist()).rstrip(b"\0").decode(errors="replace")
+        except RuntimeError:
+            reason = ""
+        if not dist.is_initialized():  # this rank itself has ended
+            return
+        peer = (self._rank + 1) % self._size
+        self._lost = reason or f"rank {self._rank} lost rank {peer}; see that rank's own error"
+        deadline = time.monotonic() + GRACE
+        while time.monotonic() < deadline and not self._is_idle():
+            time.sleep(0.05)
+        if not self._is_idle():
+            self._abort()
+        self.tell(self._lost)
