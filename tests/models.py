@@ -96,7 +96,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         batch, length = tokens.shape
-        x = self.token(tokens) + self.position(torch.arange(length))
+        x = self.token(tokens) + self.position(torch.arange(length, device=tokens.device))
         for block in self.blocks:
             assert isinstance(block, nn.ModuleDict)
             pieces = block["qkv"](block["norm1"](x)).chunk(3, 2)
@@ -131,6 +131,21 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.head(self.gru(self.lstm(x)[0])[0][:, -1])
+        return y
+
+
+class Tokened(nn.Module):
+    """A class token in front of a sequence, and positions added to both, as ViT has them: the gradients of the two are
+    parts of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.token, self.position = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(1, 6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.first(x)], 1) + self.position
+        y: torch.Tensor = self.head(torch.tanh(x).mean(1))
         return y
 
 
@@ -192,6 +207,9 @@ MORE = {
     ),
     "recurrent": Case(
         Recurrent, F.cross_entropy, lambda: (torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,)))
+    ),
+    "tokened": Case(
+        Tokened, F.cross_entropy, lambda: (torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,)))
     ),
 }
 

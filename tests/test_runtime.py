@@ -59,6 +59,16 @@ def test_data_parallelism_trains_like_one_device(name: str, devices: int, strict
         assert_same(record, reference(name))
 
 
+def test_gradients_that_share_memory_are_not_added_to_in_place() -> None:
+    """The token's gradient is a view of the positions' one, and three segments of device 1 add to both."""
+    graph, topology = captured("tokened"), ss.Topology.parse("cpu:1x2")
+    strategy = ss.Strategy(graph, topology, {op.name: ss.Configuration({}, (0,)) for op in graph.ops})
+    add = next(op.name for op in graph.ops if any(step.kind == "cat" for step in op.steps))
+    strategy = strategy.replace({add: ss.Configuration({"sample": 4, "length": 2}, (1,) * 8)})
+    for record in train("tokened", strategy):
+        assert_same(record, reference("tokened"))
+
+
 def parallel_on(name: str, rank: int, transport: ThreadTransport, **changes: Any) -> Parallel:
     topology = changes.pop("topology", ss.Topology.parse(f"cpu:1x{transport.size}"))
     graph = captured(name)

@@ -16,7 +16,7 @@ import torch
 
 from ..parts import Box, Function, Recording, lengths, record
 from .draws import CounterDraws, ReplayDraws
-from .gradients import Bucket, Readiness
+from .gradients import Bucket, Readiness, own_memory
 from .placement import Key
 from .plan import Announce, Combine, Event, Plan, Receive, Round, Run, Send, Sync
 from .store import Store
@@ -60,6 +60,8 @@ class Executor:
         self.recordings: dict[int, Recording] = {}
         self._weighed = self.weaver.windows.takes(self.weaver.weighing)
         self._takes = {i: self.weaver.windows.takes(s) for i, s in enumerate(plan.segments) if s.device == device}
+        takers = Counter(key for takes in self._takes.values() for key in takes)
+        self._shared = {i: [key for key in takes if takers[key] > 1] for i, takes in self._takes.items()}
         self.loss_key = self.placement.home(self.graph.loss, 0)
         self._targets: dict[Key, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
@@ -226,6 +228,7 @@ class Executor:
         pairs = [(y, g) for y, g in zip(outputs, gradients) if g is not None and y.requires_grad]
         if pairs:
             torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+            own_memory(self.scratch.values[key] for key in self._shared[number])
         self._ready.leave()
 
     def _gradient(self, key: Key) -> torch.Tensor | None:
@@ -299,6 +302,8 @@ class Executor:
     def _end(self) -> None:
         self.scratch.agreed()
         self._timed(WAIT, self._finish_syncs)
+        if not self._sync:  # the next step adds to them
+            own_memory(parameter for _, parameter in self.store.parameters())
         for key, value in self.scratch.values.items():
             if key.what == "update":
                 self._update(key, value)

@@ -359,7 +359,7 @@ def _described(name: str, meta: torch.Tensor) -> TraceValue:
 def _constant(name: str, tensor: torch.Tensor) -> TraceValue:
     value = _described(name, tensor)
     value.source = "constant"
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().reshape(-1).cpu()
     if not flat.numel():
         raise CaptureError(f"the constant {name!r} of shape {list(tensor.shape)} has no elements")
     exact = value.dtype != "int64" or abs(int(flat[0])) < 2**53  # a fill is kept as a float
