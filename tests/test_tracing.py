@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.simulator import FORWARD
+from soapstone.tracing import capture_output
+from soapstone.tracing.without_cuda import indexed
 
 from .models import CASES
 
@@ -322,6 +325,90 @@ def test_autocast_around_capture_is_autocast_inside_the_model() -> None:
         assert torch.is_autocast_enabled("cpu")
     assert graph.tensors[graph.op("0").outputs[0].tensor].dtype == "bfloat16"
     assert ss.capture(model, (x,), loss=torch.sum).fingerprint != graph.fingerprint
+
+
+class Mixed(nn.Module):
+    """Ops that CUDA's autocast treats unlike the CPU's, constants of all kinds, and a tied weight."""
+
+    def __init__(self, region: str = "") -> None:
+        super().__init__()
+        self.region = region
+        self.first, self.rnn, self.norm = nn.Linear(6, 6), nn.LSTM(6, 6), nn.LayerNorm(6)
+        self.last = nn.Linear(6, 6, bias=False)
+        self.last.weight = self.first.weight
+        self.register_buffer("scale", torch.arange(6.0))
+        self.plain = torch.tensor([2.0, 3, 4, 5, 6, 7])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.region, torch.bfloat16) if self.region else nullcontext():
+            y = self.rnn(self.first(x)[None])[0][0]
+            y = self.norm(y) * self.scale * self.plain + torch.arange(6, device=x.device)
+            return torch.softmax(self.last(y) * torch.tensor([1.0, 2, 3, 4, 5, 6], device=x.device), -1)
+
+
+def dtypes(graph: ss.OperatorGraph) -> dict[str, str]:
+    """The type that the head of each op gives out."""
+    return {op.name: op.values[op.steps[op.head].outputs[0]].dtype for op in graph.ops}
+
+
+def test_autocast_of_a_device_that_is_not_here_follows_that_devices_rules() -> None:
+    x = torch.randn(4, 6)
+    cuda = ss.capture(Mixed(), (x,), loss=torch.sum, amp="bfloat16")
+    assert cuda.settings.amp == "cuda:bfloat16"
+    found = dtypes(cuda)
+    assert (found["first"], found["norm"], found["last"]) == ("bfloat16", "float32", "bfloat16")
+    cpu = dtypes(ss.capture(Mixed(), (x,), loss=torch.sum, amp="cpu:bfloat16"))
+    assert cpu["first"] == "bfloat16"
+    assert {t.name for t in cuda.tensors if t.grad} >= {"first.weight", "norm.weight"}
+    plain = ss.capture(Mixed(), (x,), loss=torch.sum)
+    assert cuda.aliases == plain.aliases == {"last.weight": "first.weight"}
+    kept = {t.data for t in plain.tensors if t.source == "constant"}
+    assert {t.data for t in cuda.tensors if t.source == "constant"} == kept
+
+
+@pytest.mark.parametrize(
+    "index",
+    [1, -1, slice(1, 3), (0, slice(None, None, 2)), (..., 0), (None, 1, ..., slice(1, 3)), (slice(0, 2), None, [2, 0])],
+)  # fmt: skip
+def test_indexing_by_ops_is_indexing(index: Any) -> None:
+    x = torch.arange(60).reshape(3, 4, 5)
+    assert torch.equal(indexed(x, index), x[index])
+
+
+def test_a_region_of_another_device_inside_forward_is_taken_over() -> None:
+    found = ss.capture(Mixed("cuda"), (torch.randn(4, 6),), loss=torch.sum)
+    assert dtypes(found)["first"] == "bfloat16"
+    assert dtypes(found)["norm"] == "float32"
+
+
+def test_autocast_is_part_of_evaluation() -> None:
+    work = ss.Workload(Mixed(), (torch.randn(4, 6),), loss=torch.sum)
+    graph = ss.capture(work, amp="cpu:bfloat16")
+    assert dtypes(capture_output(work, graph))["first"] == "bfloat16"
+
+
+class Spread(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6, device="meta")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.first(x))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("model", "amp", "wanted"),
+    [
+        (Mixed(), "float16", "float16 needs a loss scale"),
+        (Mixed(), "float8", "amp='float8' is not known"),
+        (Mixed(), "float64", "is not known; use cuda:bfloat16"),
+        (Spread(), "", "'first.weight' on cpu and 'last.weight' on meta|'first.bias' on cpu and 'last.bias' on meta"),
+    ],
+)
+def test_what_cannot_be_cast_or_lies_in_several_places_is_refused(model: nn.Module, amp: str, wanted: str) -> None:
+    with pytest.raises(ss.SoapstoneError, match=wanted):
+        ss.capture(model, (torch.randn(4, 6),), loss=torch.sum, amp=amp)
 
 
 class LengthFirst(nn.Module):

@@ -25,7 +25,7 @@ THINNEST = 8  # an LSTM cell of 4 samples takes half as long as one of 16, on an
 SPLIT = 1024  # terms of a long sum that tiles of their own may add up
 WINOGRAD = 2.0  # what 3 x 3 and 5 x 5 convolutions of stride 1 gain in float32
 # Shape steps that copy; the others only rename elements.
-COPIES = {"cat", "stack", "repeat", "repeat_interleave", "constant_pad_nd"}
+COPIES = {"_to_copy", "cat", "stack", "repeat", "repeat_interleave", "constant_pad_nd"}
 
 TILED = {"linear", "addmm", "mm"}  # products of two matrices; batched ones have kernels for thin shapes
 PRODUCTS = ("dense", "conv", "cell", "attention")

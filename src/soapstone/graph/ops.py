@@ -193,3 +193,4 @@ class Settings:
     batch_norm: str = "global"
     chunk: int = 1
     training: bool = True
+    amp: str = ""  # the autocast around the model, such as cuda:bfloat16

@@ -3,7 +3,7 @@
 from ..errors import GraphError
 from . import conv, dense, loss, norm, pointwise, recurrent, shape
 from .notation import Bound, Map, bind
-from .table import CAST_OF_GIVEN, POINTWISE, UNRULED, Call, Partial, Rule
+from .table import CAST, POINTWISE, UNRULED, Call, Partial, Rule
 
 RULES: dict[str, Rule] = {
     **dense.RULES,
@@ -27,7 +27,7 @@ def rule_for(call: Call, *, pointwise: bool) -> Rule:
 
 
 __all__ = [
-    "CAST_OF_GIVEN",
+    "CAST",
     "POINTWISE",
     "RULES",
     "UNRULED",

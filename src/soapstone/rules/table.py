@@ -123,5 +123,5 @@ def whole(call: Call) -> str:
 
 UNRULED = Rule(whole, flops=lambda call, extents: sum(map(prod, call.outputs)), saves="both", heavy=True)
 POINTWISE = Rule(lambda call: ", ".join(["*b"] * len(call.shapes)) + " -> *b")
-# Autocast casts each weight: no op of its own, so that the op that reads it keeps the weight as its parameter.
-CAST_OF_GIVEN = replace(POINTWISE, saves="nothing", shape=True)
+# No op of its own, so that autocast changes no ops: one that reads a cast weight keeps the weight as its parameter.
+CAST = replace(POINTWISE, saves="nothing", shape=True)

@@ -12,6 +12,7 @@ from torch import nn
 from ..errors import CaptureError
 from ..graph import OperatorGraph, Settings
 from .build import build
+from .precision import Autocast, device_type
 from .read import trace
 from .workload import Workload
 
@@ -28,12 +29,15 @@ def capture(
     batch_dim: int | Sequence[int | None] = 0,
     batch_norm: str = "global",
     chunk: int = 1,
+    amp: str = "",
 ) -> OperatorGraph:
     """Return the operator graph of a workload, or of a model with its inputs, loss and targets.
 
     `batch_dim` is the batch's axis, or a list with one for each tensor of `work.batch`, None where it has none.
     `batch_norm="local"` takes statistics part by part. Recurrent layers are unrolled, `chunk` time steps to an op.
-    Raises CaptureError where torch.export rejects the model, or the loss is not a scalar.
+    `amp="bfloat16"` casts as torch.autocast("cuda", torch.bfloat16) does, also where there is no GPU, "cpu:bfloat16" as
+    the CPU's autocast does; so does an autocast around this call. Raises CaptureError where torch.export rejects the
+    model, or the loss is not a scalar.
     """
     if not isinstance(work, Workload):
         work = Workload(work, inputs, loss=loss, targets=targets, kwargs=kwargs or {})
@@ -41,8 +45,10 @@ def capture(
         raise CaptureError(f"batch_norm={batch_norm!r} is not known; use 'global' or 'local'")
     if type(chunk) is not int or chunk < 1:
         raise CaptureError(f"chunk={chunk!r} is not a number of time steps; use 1 or more")
-    settings = Settings(_batch_dims(batch_dim, work.batch), batch_norm, chunk, work.model.training)
-    return build(trace(work.off_meta(), chunk, batch_norm), settings)
+    dims = _batch_dims(batch_dim, work.batch)
+    autocast = Autocast.parse(amp) or Autocast.active(device_type(work))
+    found = trace(work.off_meta(), chunk, batch_norm, autocast)
+    return build(found, Settings(dims, batch_norm, chunk, work.model.training, str(autocast or "")))
 
 
 def capture_output(work: Workload, like: OperatorGraph) -> OperatorGraph:
@@ -52,7 +58,9 @@ def capture_output(work: Workload, like: OperatorGraph) -> OperatorGraph:
     inputs = Workload(work.model, work.inputs, loss=_as_it_is if work.loss else None, kwargs=work.kwargs)
     work.model.eval()
     try:
-        found = trace(inputs.off_meta(), settings.chunk, settings.batch_norm, any_output=True)
+        found = trace(
+            inputs.off_meta(), settings.chunk, settings.batch_norm, Autocast.parse(settings.amp), any_output=True
+        )
     finally:
         work.model.train(training)
     return build(found, replace(settings, batch_dims=settings.batch_dims[: len(inputs.batch)], training=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import _core
 from ..graph import ITEM_SIZES, Op, Operand, OperatorGraph, Settings, Step, Tensor, Value, extents_by_name
-from ..rules import CAST_OF_GIVEN, UNRULED
+from ..rules import UNRULED
 from .dims import dims_of
 from .fusion import Group, fuse
 from .names import label, name_dims, name_layers, unique
@@ -20,7 +20,7 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
     tensor_of = {value: i for i, value in enumerate(kept)}
     tensors = tuple(Tensor(**vars(trace.values[value])) for value in kept)
     heads = [trace.calls[d.group.head] for d in drafts]
-    names = unique([head.module or d.owner or label(head) for head, d in zip(heads, drafts)])
+    names = unique([head.module or label(head) for head in heads])
     ops = tuple(d.op(name, tensor_of) for d, name in zip(drafts, names))
     batch_dims = {tensor_of[v]: axis for v, axis in zip(trace.inputs, settings.batch_dims) if axis is not None}
     return OperatorGraph(
@@ -55,14 +55,6 @@ class _OpDraft:
         refine(self.steps)
         self.values = [self._value(i, v) for i, v in enumerate(self.external + made)]
         self.exits = {v: numbers[v, -1] for v in trace.calls[group.exit].outputs}
-
-    @property
-    def owner(self) -> str:
-        """The module whose parameter an op casts: torch forgets which module a call under autocast stands in."""
-        if all(d.source.rule is not CAST_OF_GIVEN for d in self.steps):
-            return ""
-        owned = (self.trace.values[v] for v in self.external)
-        return next((v.name.rpartition(".")[0] for v in owned if v.source == "parameter"), "")
 
     def op(self, name: str, tensor_of: dict[int, int]) -> Op:
         head, described = self.trace.calls[self.group.head], self.trace.values

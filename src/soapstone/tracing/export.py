@@ -23,27 +23,38 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..rules import RULES
+from .precision import (
+    DEVICE_TYPES,
+    REGION,
+    Autocast,
+    cast_for_composite,
+    device_type,
+    inline_regions,
+    region_elsewhere,
+    twin_on,
+)
 from .rewrite import REWRITES, SCATTERS
+from .without_cuda import cuda_rules_allowed
 from .workload import Workload
 
 _EXPORTING = threading.Lock()  # torch.export keeps global state, and ranks may be threads
 COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous", "detach_"}
 _READ_BY_NAME = {*RULES, *REWRITES, *COPIES, "batch_norm", "detach"}
-GRAD_REGION, AUTOCAST_REGION = "wrap_with_set_grad_enabled", "wrap_with_autocast"
+GRAD_REGION, AUTOCAST_REGION = "wrap_with_set_grad_enabled", REGION
 
 
 class _Training(nn.Module):
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, work: Workload, autocast: Autocast | None) -> None:
         super().__init__()
         self.model = work.model
         self.work = (work,)  # in a tuple, so that the model is registered once
-        self.autocasts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+        self.autocast = autocast
 
     def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         before = _attributes(self.model)
         with ExitStack() as stack, _Watch():
-            for device, dtype in self.autocasts:  # torch.export sees a region inside, but not one around it
-                stack.enter_context(torch.autocast(device, dtype))
+            if self.autocast is not None:  # torch.export sees a region inside, but not one around it
+                stack.enter_context(torch.autocast(self.autocast.device, self.autocast.dtype))
             loss = self.work[0].compute_loss(*batch)
         for (module, name), tensor in _attributes(self.model).items():
             if before.get((module, name)) is not tensor:
@@ -67,13 +78,14 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         off = func is torch._C._set_grad_enabled and not args[0] and torch.is_grad_enabled()
-        if off and any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        if off and any(torch.is_autocast_enabled(device) for device in DEVICE_TYPES):
             raise CaptureError("torch.export loses no_grad inside autocast; use .detach() instead")
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and tensor.requires_grad:
                 shape = list(tensor.shape)
                 raise CaptureError(f"a trained tensor of shape {shape} is no parameter of the model; register it there")
-        return func(*args, **(kwargs or {}))
+        args, kwargs = cast_for_composite(func, args, kwargs or {})
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -125,22 +137,26 @@ def _distinct(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(x.clone() if any(x is other for other in batch[:i]) else x for i, x in enumerate(batch))
 
 
-def export(work: Workload) -> torch.export.ExportedProgram:
+def export(work: Workload, autocast: Autocast | None) -> torch.export.ExportedProgram:
     """Export a workload. Raises CaptureError where torch.export rejects it."""
+    own = device_type(work)
     try:
         with _EXPORTING, warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
-            training = _Training(work)
-            stack.enter_context(torch.autocast("cpu", enabled=False))
-            stack.enter_context(torch.autocast("cuda", enabled=False))
+            for device in DEVICE_TYPES:
+                stack.enter_context(torch.autocast(device, enabled=False))
             stack.enter_context(_quiet())
-            program: torch.export.ExportedProgram = torch.export.export(
-                training, (_distinct(work.batch),), strict=False
-            )
+            stack.enter_context(cuda_rules_allowed())
+            away = autocast is not None and autocast.device != own
+            program = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast)
+            elsewhere = None if away else region_elsewhere(program.graph_module, own)
+            if elsewhere is not None:
+                program = _exported(twin_on(work, elsewhere), autocast)
             _drop_idle_dropout(program.graph)
             _refuse_hidden_writes(program.graph_module)
             if not is_readable(program.graph_module):
                 _detach_frozen_regions(program.graph_module)
+                inline_regions(program.graph_module)
                 program = program.run_decompositions({})
             return program
     except CaptureError:
@@ -151,6 +167,13 @@ def export(work: Workload) -> torch.export.ExportedProgram:
             f"torch.export rejects {type(work.model).__name__}: {reason}; make its forward free of data-dependent "
             "Python control flow, and check that loss and targets fit its output"
         ) from error
+
+
+def _exported(work: Workload, autocast: Autocast | None) -> torch.export.ExportedProgram:
+    found: torch.export.ExportedProgram = torch.export.export(
+        _Training(work, autocast), (_distinct(work.batch),), strict=False
+    )
+    return found
 
 
 def is_readable(module: fx.GraphModule) -> bool:

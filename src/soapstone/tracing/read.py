@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.node import map_aggregate
 
 from ..errors import CaptureError
 from .export import AUTOCAST_REGION, COPIES, GRAD_REGION, counts_steps, export, functional, opname, region, written
+from .precision import Autocast
 from .rewrite import REWRITES, SCATTERS
 from .trace import RANDOM, Recorder, Trace, TraceCall, TraceValue
 from .workload import Workload
@@ -37,10 +40,10 @@ _BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
 
 
-def trace(work: Workload, chunk: int, batch_norm: str, *, any_output: bool = False) -> Trace:
+def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None, *, any_output: bool = False) -> Trace:
     """The calls of a workload. Raises CaptureError where it cannot be exported, or the loss is no scalar; `any_output`
     takes another tensor in its place."""
-    program = export(work)
+    program = export(work, autocast)
     try:
         return _Reader(program, work, Recorder(chunk), batch_norm, any_output).read()
     except GuardOnDataDependentSymNode:
@@ -117,7 +120,15 @@ class _Reader:
             self._value(node, described)
             self.buffer_of[node] = name
         else:
-            self.constants[node] = self.program.constants[spec.target]
+            self.constants[node] = self._given_constant(spec.target)
+
+    def _given_constant(self, target: str) -> torch.Tensor:
+        """On the CPU, where all constants are computed. Where export saw a twin of the model, the model has it."""
+        found: torch.Tensor = self.program.constants[target]
+        if isinstance(found, FakeTensor):
+            module, _, name = target.removeprefix("model.").rpartition(".")
+            found = getattr(self.work.model.get_submodule(module), name)
+        return found.detach().cpu()
 
     def _parameter(self, node: fx.Node, name: str, described: TraceValue) -> None:
         parameter = self.work.model.get_parameter(name)
@@ -202,11 +213,16 @@ class _Reader:
             meta = n.meta["val"]
             return self.constants[n] if n in self.constants else torch.empty(meta.shape, dtype=meta.dtype)
 
+        def arguments(given: Any) -> Any:
+            """With real tensors, and the CPU for whatever device."""
+            there = fx.map_arg(given, real)
+            return map_aggregate(there, lambda x: torch.device("cpu") if isinstance(x, torch.device) else x)
+
         changes = node.target._schema.is_mutable  # type: ignore[union-attr]
         for n in [n for n in self.constants if changes and n in self.value_of]:
             del self.value_of[n]  # read before the change; from now on it is another value
         with torch.no_grad():
-            self.constants[node] = node.target(*fx.map_arg(node.args, real), **fx.map_arg(node.kwargs, real))  # type: ignore[operator]
+            self.constants[node] = node.target(*arguments(node.args), **arguments(node.kwargs))  # type: ignore[operator]
 
     @staticmethod
     def _refuse_randomness(node: fx.Node, args: dict[str, Any]) -> None:
