@@ -15,7 +15,7 @@ import soapstone as ss
 from soapstone.parts import Place
 from soapstone.parts.place import KERNELS
 from soapstone.runtime import Parallel, ThreadTransport
-from soapstone.runtime.checking import Difference, first_difference
+from soapstone.runtime.locating import Difference, first_difference
 from soapstone.runtime.plan import Plan, Run
 
 from .models import ALL, CASES, captured

@@ -21,7 +21,7 @@ from ..loading import Request
 from ..simulator import BUCKET_BYTES
 from ..strategy import Strategy
 from ..topology import Topology
-from .common import Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
+from .common import Amp, Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
 
 TopologyName = Annotated[
     str,
@@ -82,6 +82,7 @@ def read_case(
     batch: Batch = None,
     batch_per_device: BatchPerDevice = None,
     dtype: Dtype = "float32",
+    amp: Amp = "",
     optimizer: Optimizer = "adam",
     bucket_bytes: BucketBytes = None,
     sizes: Sizes = None,
@@ -92,7 +93,7 @@ def read_case(
 ) -> Case:
     machines = topology_of(topology)
     found = costs_of(costs, machines)
-    request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines)
+    request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines, amp)
     return Case(request, captured(request, fresh), machines, optimizer, bucket_bytes, found)
 
 

@@ -22,6 +22,9 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `so
 Batch = Annotated[int | None, typer.Option(help="The whole batch, for a model of the zoo.")]
 BatchPerDevice = Annotated[int | None, typer.Option(help="The batch for each device, instead of the whole one.")]
 Dtype = Annotated[str, typer.Option(help="The model's floating-point type: float32, bfloat16, float16 or float64.")]
+Amp = Annotated[
+    str, typer.Option(help="Mixed precision: bfloat16 casts as torch.autocast does on the topology's devices.")
+]
 Sizes = Annotated[
     list[str] | None, typer.Option("--size", metavar="NAME=N", help="A size of a zoo model, such as layers=4.")
 ]
@@ -79,14 +82,17 @@ def graph_of(
 
 def request_of(
     model: str, batch: int | None, sizes: list[str] | None, chunk: int, batch_norm: str, dtype: str = "float32",
-    per_device: int | None = None, devices: Topology | None = None,
+    per_device: int | None = None, devices: Topology | None = None, amp: str = "",
 ) -> Request:  # fmt: skip
     """The model that a command's arguments name."""
     if per_device is not None and devices is not None:
         if batch is not None:
             raise SoapstoneError("--batch and --batch-per-device say the same thing twice; give one of them")
         batch = per_device * devices.num_devices
-    options = {"chunk": chunk, "batch_norm": batch_norm}
+    options: dict[str, Any] = {"chunk": chunk, "batch_norm": batch_norm}
+    if amp:
+        rules = "cpu" if devices is not None and devices.devices[0].kind.startswith("cpu") else "cuda"
+        options["amp"] = f"{rules}:{amp}"
     return Request(model, batch, dict(map(_size, sizes or [])), options, dtype)
 
 

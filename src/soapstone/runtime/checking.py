@@ -1,127 +1,214 @@
-"""Hold a strategy against one device: losses, weights, and where they part, the first op that differs."""
+"""Hold a strategy against one device: the losses, gradients and weights of a few steps.
+
+How far they may part depends on the types. Two runs in one type, summed in different orders, lie about as far from one
+another as each lies from the same steps in a wider type. So where the usual tolerance is not met, the model runs on one
+device twice more, as it is and in the wider type, and each tensor may be off by a few times what these two differ by.
+A wrong op is off by far more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from ..errors import RankError
 from ..graph import OperatorGraph
-from ..simulator import simulate
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
 from ..tracing import Workload
-from .batch import BatchCheck
-from .draws import CounterDraws
-from .evaluation import gathered
-from .execute import Executor
-from .plan import Plan, open_connections
-from .store import Store
+from .launch import parallelize
+from .locating import difference, first_difference
+from .parallel import Parallel
 from .transports import Transport, alone
-from .weights import state_of
 
-# Largest difference, as a share of the largest element, that rounding explains.
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-FLOORS = {1e-9: 1e-6, 1e-4: 1e-2, 5e-2: 1e-2, 1e-2: 1e-2}  # of gradients, by tolerance
-Optimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+# Largest difference, as a share of the largest element, that rounding explains in any model.
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2**-7, "float16": 2**-9}
+WIDER = {"float32": "float64", "bfloat16": "float32", "float16": "float32"}
+NOISE = 5.0  # times the distance from a wider type
+STEPS = 3
+RATE = 0.01  # of SGD: Adam would divide true zeros' noise by itself, and hide how large gradients are
 
-
-@dataclass(frozen=True)
-class Difference:
-    """What differs most, by how much of its largest element."""
-
-    what: str
-    error: float
-
-
-def difference(found: torch.Tensor, wanted: torch.Tensor, floor: float = 0.0) -> float:
-    """max|a - b| / max|b|; infinite where one is not finite and the other is."""
-    if not wanted.is_floating_point():
-        return 0.0 if torch.equal(found.cpu(), wanted.cpu()) else float("inf")
-    a, b = found.detach().double().cpu(), wanted.detach().double().cpu()
-    a, b = torch.nan_to_num(a, posinf=1e300, neginf=-1e300), torch.nan_to_num(b, posinf=1e300, neginf=-1e300)
-    if not b.numel():
-        return 0.0
-    return float((a - b).abs().max()) / max(float(b.abs().max()), floor, 1e-300)
+Batch = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Plain:
-    """What plain PyTorch comes to on one device: losses, the first step's gradients, and weights."""
+class Trained:
+    """What a few steps come to: losses, the first step's gradients, and weights."""
 
     losses: list[torch.Tensor]
     gradients: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
 
 
-def plain_training(work: Workload, batches: Sequence[Sequence[torch.Tensor]], optimizer: Optimizer) -> Plain:
-    """Train a copy; the workload itself stays as it is."""
+def check(
+    work: Workload, graph: OperatorGraph, strategy: Strategy, *, transport: Transport, place: torch.device, seed: int,
+    **running: Any,
+) -> str:  # fmt: skip
+    """Train a few steps on the workload's own batch, under the strategy and on one device; `running` goes to
+    `parallelize`. Returns what was found, in a sentence. Every rank calls it; raises RankError on all of them where
+    rounding does not explain a difference, and names the first op that differs."""
+    torch.backends.cudnn.allow_tf32 = False  # it rounds to three digits, which depend on how a convolution is split
+    plain = _plain_says_the_same(graph, place)
+    running = running | {"optimizer": "sgd", "dropout": "replay" if plain else "counter"}
+    torch.manual_seed(seed)
+    wanted = _plain(work, _amp_of(graph)) if plain else _one_device(work, graph, strategy, place, running)
+    torch.manual_seed(seed)
+    made = parallelize(work, graph, strategy.topology, strategy, transport=transport, device=place, **running)
+    errors = _differences(_trained(made, work), wanted, _floor(graph))
+    if graph.settings.batch_norm == "local":  # which part's statistics a buffer keeps is the device's own business
+        buffers = {name for name, _ in work.model.named_buffers()}
+        errors = {name: error for name, error in errors.items() if name not in buffers}
+    allowed = _allowed(work, graph, errors, transport)
+    name = max(errors, key=lambda name: errors[name] / allowed[name])
+    losses = max(error for name, error in errors.items() if name.startswith("loss"))
+    if errors[name] <= allowed[name]:
+        reference = "one device" if plain else "the same graph on one device"
+        most = max(errors, key=lambda name: errors[name])
+        return (
+            f"Checked {STEPS} steps against {reference}: losses differ by at most {losses:.1e}, gradients and weights "
+            f"by {errors[most]:.1e} ({most}), where rounding explains {allowed[most]:.1e}."
+        )
+    tolerance = 10 * TOLERANCES[_narrowest(graph)]
+    culprit = first_difference(work, graph, strategy, work.batch, transport, place, tolerance)
+    where = (
+        f"op {culprit.what!r} is the first that differs, by {culprit.error:.1e}" if culprit else "no op's forward does"
+    )
+    raise RankError(
+        f"this strategy does not train like one device: losses differ by {losses:.1e}, {name!r} by {errors[name]:.1e}, "
+        f"where rounding explains {allowed[name]:.1e}; {where}"
+    )
+
+
+def _plain_says_the_same(graph: OperatorGraph, place: torch.device) -> bool:
+    """Whether plain PyTorch on one device computes what the graph does. A GPU's own dropout masks cannot be drawn
+    again, local batch norm takes the statistics of parts, and autocast follows the device that it names."""
+    amp = graph.settings.amp
+    return not (
+        (graph.draws and place.type == "cuda")
+        or graph.settings.batch_norm == "local"
+        or (amp and amp.partition(":")[0] != place.type)
+    )
+
+
+def _narrowest(graph: OperatorGraph) -> str:
+    """The least exact type that anything is computed in."""
+    used = {value.dtype for op in graph.ops for value in op.values}
+    return max(used & TOLERANCES.keys(), key=lambda dtype: TOLERANCES[dtype])
+
+
+def _amp_of(graph: OperatorGraph) -> torch.dtype | None:
+    amp = graph.settings.amp.rpartition(":")[2]
+    return getattr(torch, amp) if amp else None
+
+
+def _floor(graph: OperatorGraph) -> float:
+    """A gradient this share of the largest of all counts as zero: where a true one is, both sides are noise."""
+    return 1e-6 if _narrowest(graph) == "float64" else 1e-2
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(list(parameters), lr=RATE)
+
+
+def _plain(work: Workload, amp: torch.dtype | None) -> Trained:
+    """Plain PyTorch, on a copy of the model."""
     work = replace(work, model=deepcopy(work.model))
-    optimizing = optimizer(list(work.model.parameters()))
-    losses: list[torch.Tensor] = []
-    gradients: dict[str, torch.Tensor] = {}
-    for batch in batches:
-        optimizing.zero_grad()
-        loss = work.compute_loss(*batch)
+    device, model = work.batch[0].device.type, work.model
+
+    def step() -> torch.Tensor:
+        model.zero_grad()
+        with torch.autocast(device, amp, enabled=amp is not None):
+            loss = work.compute_loss(*work.batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        named = work.model.named_parameters()
-        gradients = gradients or {name: p.grad.clone() for name, p in named if p.grad is not None}
-        optimizing.step()
-        losses.append(loss.detach())
-    return Plain(losses, gradients, work.model.state_dict())
+        return loss.detach()
+
+    def gradients() -> dict[str, torch.Tensor]:
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    return _steps(step, gradients, model.state_dict, _sgd(model.parameters()))
 
 
-def worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float) -> Difference:
-    """The tensor that differs most. What is smaller than a share, the floor, of the largest element of all counts as
-    that large: where a true gradient is zero, both sides are noise."""
-    sizes = [float(t.abs().max()) for t in wanted.values() if t.is_floating_point() and t.numel()]
-    least = floor * max(sizes, default=0.0)
-    errors = {name: difference(found[name], t, least) for name, t in wanted.items() if name in found}
-    name = max(errors, key=lambda name: errors[name])
-    return Difference(name, errors[name])
+def _trained(parallel: Parallel, work: Workload) -> Trained:
+    optimizer = _sgd(parallel.parameters())
+    return _steps(lambda: parallel.step(*work.batch), parallel.gradients, parallel.state_dict, optimizer)
 
 
-def first_difference(
-    work: Workload, graph: OperatorGraph, strategy: Strategy, batch: Sequence[torch.Tensor], transport: Transport,
-    place: torch.device, tolerance: float,
-) -> Difference | None:  # fmt: skip
-    """Run forward under the strategy and on one device, and name the first op whose output differs. Every rank calls
-    this and gets the same answer."""
-    if transport.size != strategy.topology.num_devices:
-        raise RankError("a check needs one rank for each device of the topology")
+def _steps(
+    step: Callable[[], torch.Tensor], gradients: Callable[[], dict[str, torch.Tensor]],
+    state: Callable[[], dict[str, torch.Tensor]], optimizer: torch.optim.Optimizer,
+) -> Trained:  # fmt: skip
+    losses, first = [], None
+    for _ in range(STEPS):
+        losses.append(step())
+        first = gradients() if first is None else first
+        optimizer.step()
+    return Trained(losses, first or {}, state())
+
+
+def _one_device(
+    work: Workload, graph: OperatorGraph, strategy: Strategy, place: torch.device, running: dict[str, Any]
+) -> Trained:
+    """The graph itself, every op whole; but one that takes statistics part by part keeps its parts."""
     one = Topology(strategy.topology.devices[:1], ())
-    whole = Strategy(graph, one, {op.name: Configuration({}, (0,)) for op in graph.ops})
-    ours, theirs = _Forward(work, strategy, transport, place), _Forward(work, whole, alone(), place)
-    ours.run(batch)
-    theirs.run(batch)
-    for op in graph.ops:
-        for operand in op.outputs:
-            error = difference(ours.tensor(operand.tensor), theirs.tensor(operand.tensor))
-            if error > tolerance:
-                return Difference(op.name, error)
-    return None
+
+    def configured(name: str) -> Configuration:
+        if all(step.kind != "local_batch_norm" for step in graph.op(name).steps):
+            return Configuration({}, (0,))
+        return Configuration(strategy[name].degrees, (0,) * len(strategy[name].devices))
+
+    whole = Strategy(graph, one, {op.name: configured(op.name) for op in graph.ops})
+    return _trained(parallelize(work, graph, one, whole, transport=alone(), device=place, **running), work)
 
 
-class _Forward:
-    """One forward that keeps what every op makes."""
+def _differences(found: Trained, wanted: Trained, floor: float) -> dict[str, float]:
+    """Of each loss, gradient and weight, as a share of its largest element."""
+    errors = {f"loss of step {i}": difference(a, b) for i, (a, b) in enumerate(zip(found.losses, wanted.losses))}
+    for prefix, ours, theirs, share in (
+        ("gradient of ", found.gradients, wanted.gradients, floor),
+        ("", found.state, wanted.state, 1e-6),
+    ):
+        sizes = [float(t.abs().max()) for t in theirs.values() if t.is_floating_point() and t.numel()]
+        least = share * max(sizes, default=0.0)
+        errors |= {f"{prefix}{name}": difference(ours[name], t, least) for name, t in theirs.items() if name in ours}
+    return errors
 
-    def __init__(self, work: Workload, strategy: Strategy, transport: Transport, place: torch.device) -> None:
-        simulation = simulate(strategy.graph, strategy.topology, strategy)
-        order = transport.exchange(simulation.order)[0]
-        plan = Plan(simulation, order, transport.size, keep_all=True)
-        store = Store(simulation, transport.rank, state_of(work.model).items(), place)
-        ranks = range(transport.size)
-        draws = CounterDraws(0, place)
-        self._executor = Executor(plan, transport.rank, ranks, store, transport, draws, place, training=False)
-        open_connections(plan, ranks, transport)
-        self._check = BatchCheck(strategy.graph, self._executor.slices)
 
-    def run(self, batch: Sequence[torch.Tensor]) -> None:
-        self._kept = self._executor.evaluate(self._check.cut(batch, self._executor.place))
+def _allowed(work: Workload, graph: OperatorGraph, errors: dict[str, float], transport: Transport) -> dict[str, float]:
+    """How much of each difference rounding explains."""
+    narrowest = _narrowest(graph)
+    usual = TOLERANCES[narrowest]
+    noise: dict[str, float] = {}
+    if narrowest in WIDER and any(transport.exchange(max(errors.values()) > usual)):
+        noise = _noise(work, graph)
+    return {name: max(usual, NOISE * noise.get(name, 0.0)) for name in errors}
 
-    def tensor(self, number: int) -> torch.Tensor:
-        return gathered(self._executor, number, self._kept)
+
+def _noise(work: Workload, graph: OperatorGraph) -> dict[str, float]:
+    """What plain PyTorch in these types differs by from itself in wider ones, without dropout."""
+    amp = _amp_of(graph)
+    with ExitStack() as stack:
+        stack.enter_context(_NoDropout())
+        own = _plain(work, amp)
+        wide = work
+        if amp is None:
+            wide = replace(work, model=deepcopy(work.model)).to(WIDER[_narrowest(graph)])
+        wanted = _plain(wide, None)
+    return _differences(own, wanted, _floor(graph))
+
+
+class _NoDropout(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.dropout:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {} if len(args) > 4 else {"dropout_p": 0.0}
+        return func(*args, **kwargs)

@@ -48,13 +48,14 @@ def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
 
 @combined("_native_batch_norm_legit_functional")
 class _BatchNorm:
-    """(count, mean, M2) of each part, merged by Chan's formula: sums of squares would lose digits."""
+    """(count, mean, M2) of each part, merged by Chan's formula: sums of squares would lose digits. All in float32 at
+    least, as torch has them: narrower types do not even count the samples."""
 
     finish_reads = True
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
-        x = inputs["input"]
+        x = _widened(inputs["input"])
         axes = [i for i in range(x.ndim) if i != 1]
         mean = x.mean(axes)
         second = ((x - mean.view(_channels(x))) ** 2).sum(axes)
@@ -66,7 +67,7 @@ class _BatchNorm:
         count = counts.detach().sum(0)
         mean = (counts * means).sum(0) / count
         variance = (seconds + counts * (means - mean) ** 2).sum(0) / count
-        x, eps = inputs["input"], place.args["eps"]
+        x, eps = _widened(inputs["input"]), place.args["eps"]
         scale = torch.rsqrt(variance + eps)
         if "weight" in inputs:
             scale = scale * inputs["weight"]
@@ -74,9 +75,10 @@ class _BatchNorm:
         if "running_mean" in inputs:
             momentum = place.args["momentum"]
             unbiased = variance.detach() * count / (count - 1).clamp(min=1)
-            place.updates[3] = torch.lerp(inputs["running_mean"], mean.detach(), momentum)
-            place.updates[4] = torch.lerp(inputs["running_var"], unbiased, momentum)
-        return y + inputs["bias"].view(_channels(x)) if "bias" in inputs else y
+            for output, name, now in ((3, "running_mean", mean.detach()), (4, "running_var", unbiased)):
+                place.updates[output] = torch.lerp(inputs[name], now.to(inputs[name].dtype), momentum)
+        y = y + inputs["bias"].view(_channels(x)) if "bias" in inputs else y
+        return y.to(inputs["input"].dtype)
 
     @staticmethod
     def alone(place: Place, inputs: Tensors) -> torch.Tensor:
@@ -94,6 +96,10 @@ def _torch_batch_norm(place: Place, inputs: Tensors, updates: bool) -> torch.Ten
     if mean is not None and var is not None and updates:
         place.updates.update({3: mean, 4: var})
     return y
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _channels(x: torch.Tensor) -> list[int]:
