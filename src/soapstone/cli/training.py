@@ -40,6 +40,7 @@ LearningRate = Annotated[float, typer.Option("--lr", help="The optimizer's learn
 Check = Annotated[bool, typer.Option("--check", help="Compare losses and weights with one device first.")]
 Trace = Annotated[Path | None, typer.Option(help="Write the last step's real timeline here, for ui.perfetto.dev.")]
 Dropout = Annotated[str, typer.Option(help="counter: masks by seed, step and element; replay: torch's own masks.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Run segments through torch.compile.")]
 Seed = Annotated[int, typer.Option(help="Of the first weights, and of dropout.")]
 
 
@@ -87,6 +88,7 @@ class Run:
     seed: int
     dropout: str
     optimizer: str
+    compiled: bool
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < float("inf"):
@@ -116,6 +118,7 @@ def train(
     lr: LearningRate = 1e-3,
     seed: Seed = 0,
     dropout: Dropout = "counter",
+    compiled: Compile = False,
     check: Check = False,
     trace: Trace = None,
     as_json: AsJson = False,
@@ -126,7 +129,7 @@ def train(
 
     if trace is not None:
         check_writable(trace)
-    chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.optimizer)
+    chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.optimizer, compiled)
     with joined(EXAMPLE) as (transport, place):
         import torch
 
@@ -227,6 +230,7 @@ def _parallel(
         dropout=wanted.dropout,
         transport=transport,
         device=place,
+        compile=wanted.compiled,
         **case.running,
     )
 
@@ -237,6 +241,7 @@ def _check(
     from ..runtime.checking import check
 
     running = {name: value for name, value in case.running.items() if name != "optimizer"}
+    running["compile"] = wanted.compiled
     found = check(work, case.graph, strategy, transport=transport, place=place, seed=wanted.seed, **running)
     if transport.rank == 0:
         say(found)

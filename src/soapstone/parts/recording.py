@@ -33,6 +33,7 @@ class Recording:
     def __init__(self, graph: fx.Graph, constants: dict[str, torch.Tensor], places: list[Place]) -> None:
         self.graph, self._constants, self._places = graph, constants, places
         self._module: fx.GraphModule | None = None
+        self._compiled: Callable[..., Outputs] | None = None
 
     @property
     def module(self) -> fx.GraphModule:
@@ -41,9 +42,14 @@ class Recording:
             self._module = fx.GraphModule(root, self.graph, "Segment")
         return self._module
 
+    def compile(self, compiled: bool = True) -> None:
+        """Let torch.compile make kernels of it when it runs next, or go back to torch's own."""
+        self._compiled = torch.compile(self.module, fullgraph=True, dynamic=False) if compiled else None
+
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None) -> Outputs:
         masks = [draws.keep(place) for place in self._places] if draws is not None else []
-        outputs: Outputs = self.module.forward(*inputs, *masks)
+        act = self.module.forward if self._compiled is None else self._compiled
+        outputs: Outputs = act(*inputs, *masks)
         return outputs
 
 

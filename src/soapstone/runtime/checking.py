@@ -164,6 +164,7 @@ def _one_device(
         return Configuration(strategy[name].degrees, (0,) * len(strategy[name].devices))
 
     whole = Strategy(graph, one, {op.name: configured(op.name) for op in graph.ops})
+    running = running | {"compile": False}
     return _trained(parallelize(work, graph, one, whole, transport=alone(), device=place, **running), work)
 
 

@@ -6,6 +6,8 @@ draws the whole masks from torch's generator, call after call as eager PyTorch d
 
 from __future__ import annotations
 
+from math import ceil
+
 import torch
 
 from ..graph import OperatorGraph
@@ -19,11 +21,22 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
+_STEP = 0x9E3779B97F4A7C15
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+
+
+def _mixed(x: int) -> int:
+    """splitmix64's finaliser."""
+    for shift, factor in _ROUNDS:
+        x = ((x ^ (x >> shift)) * factor) & _MASK
+    return x ^ (x >> 31)
+
+
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """splitmix64's finaliser; int64 wraps, and the mask makes the shift logical."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ ((x >> shift) & (_MASK >> shift))) * _signed(factor)
-    return x ^ ((x >> 31) & (_MASK >> 31))
+    """The same of each element, in place; int64 wraps, and the mask makes the shift logical."""
+    for shift, factor in _ROUNDS:
+        x.bitwise_xor_((x >> shift).bitwise_and_(_MASK >> shift)).mul_(_signed(factor))
+    return x.bitwise_xor_((x >> 31).bitwise_and_(_MASK >> 31))
 
 
 def elements(place: Place) -> torch.Tensor:
@@ -52,16 +65,14 @@ class CounterDraws:
         self.step -= 1
 
     def keep(self, place: Place) -> torch.Tensor:
-        key = torch.tensor([self.seed, self.step, place.args["draw"]], dtype=torch.int64)
-        state = torch.zeros((), dtype=torch.int64)
-        for word in key:
-            state = _mix(state * _signed(0x9E3779B97F4A7C15) + word)
+        state = 0
+        for word in (self.seed, self.step, int(place.args["draw"])):
+            state = _mixed((state * _STEP + word) & _MASK)
         if id(place) not in self._counted:
-            counters = elements(place) * _signed(0x9E3779B97F4A7C15)
-            self._counted[id(place)] = (place, counters.to(self.place))
-        bits = _mix(int(state) + self._counted[id(place)][1])
-        uniform = ((bits >> 11) & (_MASK >> 11)).to(torch.float64) * 2.0**-53
-        return uniform >= float(place.args["p"])
+            self._counted[id(place)] = (place, (elements(place) * _signed(_STEP)).to(self.place))
+        bits = _mix(self._counted[id(place)][1] + _signed(state))
+        # 53 bits of a fraction, which is kept where it is p or more
+        return (bits >> 11).bitwise_and_(_MASK >> 11) >= ceil(float(place.args["p"]) * 2**53)
 
 
 class ReplayDraws:

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from ..parts import Box, Function, Recording, lengths, record
+from .compiling import Compiler
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Bucket, Readiness, own_memory
+from .listing import shortened
 from .placement import Key
 from .plan import Announce, Combine, Event, Plan, Receive, Round, Run, Send, Sync
 from .store import Store
@@ -49,7 +51,7 @@ class Executor:
 
     def __init__(
         self, plan: Plan, device: int, ranks: Sequence[int], store: Store, transport: Transport,
-        draws: CounterDraws | ReplayDraws, place: torch.device, training: bool = True,
+        draws: CounterDraws | ReplayDraws, place: torch.device, training: bool = True, compiled: bool = False,
     ) -> None:  # fmt: skip
         self.plan, self.placement, self.graph = plan, plan.placement, plan.placement.graph
         self.device, self.ranks, self.store, self.transport, self.draws = device, ranks, store, transport, draws
@@ -58,6 +60,7 @@ class Executor:
         self.weaver = Weaver(plan.placement, device, store.shards, place)
         self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.recordings: dict[int, Recording] = {}
+        self._compiler = Compiler(self._ops_of) if compiled else None
         self._weighed = self.weaver.windows.takes(self.weaver.weighing)
         self._takes = {i: self.weaver.windows.takes(s) for i, s in enumerate(plan.segments) if s.device == device}
         takers = Counter(key for takes in self._takes.values() for key in takes)
@@ -173,18 +176,31 @@ class Executor:
 
     # Segments
 
+    def _ops_of(self, number: int) -> str:
+        return shortened([self.graph.ops[task.op].name for task in self.plan.segments[number].tasks])
+
     def _forward(self, number: int) -> None:
         segment = self.plan.segments[number]
-        takes = self._takes[number]
-        inputs = [self._value(key) for key in takes]
-        outputs = self._recorded(
-            number, lambda xs, draws: self.weaver.run(segment, dict(zip(takes, xs)), draws), inputs
-        )
+        outputs = self._outputs(number)
         self.scratch.outputs[number] = outputs
         for key, output in zip(segment.gives, outputs):
             self.scratch.values[key] = output.detach().requires_grad_(output.requires_grad)
         if self.loss_key in segment.gives:
             self._seed()
+
+    def _outputs(self, number: int) -> list[torch.Tensor]:
+        """What a segment makes of what it takes."""
+        segment, takes = self.plan.segments[number], self._takes[number]
+        inputs = [self._value(key) for key in takes]
+        if self._compiler is None or number not in self.recordings:
+            outputs = self._recorded(
+                number, lambda xs, draws: self.weaver.run(segment, dict(zip(takes, xs)), draws), inputs
+            )
+            if self._compiler is not None:
+                self._compiler.add(number, self.recordings[number])
+            return outputs
+        recording = self.recordings[number]
+        return self._compiler.attempt(number, "forward", recording, lambda: recording.run(inputs, self.draws))
 
     def _recorded(self, number: int, function: Function, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         recording = self.recordings.get(number)
@@ -225,11 +241,23 @@ class Executor:
         segment, outputs = self.plan.segments[number], self.scratch.outputs.pop(number)
         self._ready.enter(key.number for key in segment.takes if key.what == "state")
         gradients = [self._gradient(key) for key in segment.gives]
-        pairs = [(y, g) for y, g in zip(outputs, gradients) if g is not None and y.requires_grad]
-        if pairs:
-            torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
-            own_memory(self.scratch.values[key] for key in self._shared[number])
+        if self._compiler is None:
+            _differentiate(outputs, gradients)
+        else:
+            self._differentiate_compiled(number, outputs, gradients)
+        own_memory(self.scratch.values[key] for key in self._shared[number])
         self._ready.leave()
+
+    def _differentiate_compiled(
+        self, number: int, outputs: list[torch.Tensor], gradients: list[torch.Tensor | None]
+    ) -> None:
+        assert self._compiler is not None
+        first = [outputs]
+
+        def act() -> None:
+            _differentiate(first.pop() if first else self._outputs(number), gradients)
+
+        self._compiler.attempt(number, "backward", self.recordings[number], act)
 
     def _gradient(self, key: Key) -> torch.Tensor | None:
         if key.what == "share" and key.number == self.placement.loss_op and self.placement.has_own_gradient:
@@ -334,3 +362,9 @@ class Executor:
 
     def _loss(self) -> torch.Tensor:
         return self._value(self.loss_key).detach().clone() if self.scratch.loss is None else self.scratch.loss()
+
+
+def _differentiate(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    pairs = [(y, g) for y, g in zip(outputs, gradients) if g is not None and y.requires_grad]
+    if pairs:
+        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])

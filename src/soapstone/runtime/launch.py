@@ -15,6 +15,7 @@ from ..strategy import Strategy
 from ..topology import Topology
 from ..tracing import Workload
 from .agreement import agree, checksum
+from .compiling import SEGMENT_BYTES
 from .draws import CounterDraws, ReplayDraws
 from .execute import Executor
 from .parallel import Parallel
@@ -38,6 +39,7 @@ def parallelize(
     ranks: Sequence[int] | None = None,
     device: torch.device | str | None = None,
     transport: Transport | None = None,
+    compile: bool = False,
 ) -> Parallel:
     """Make this rank's share of a model under a strategy; every rank calls it.
 
@@ -45,8 +47,9 @@ def parallelize(
     Without a transport it is torch.distributed's default group. Tensors live on `device`, else where the model is; a
     model on the meta device gets its first values here, one shard at a time. Where weights differ, every rank gets
     rank 0's, or an error with `weights="verify"`. `dropout="replay"` draws torch's own masks, going on from its
-    generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`. Raises a SoapstoneError on every rank
-    where any rank's arguments, plan or weights do not fit, before any tensor moves.
+    generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`. `compile` runs segments through
+    torch.compile, from the second step on; what does not compile runs as without it. Raises a SoapstoneError on every
+    rank where any rank's arguments, plan or weights do not fit, before any tensor moves.
     """
     place = _place(work, device)
     transport = default_transport(place) if transport is None else transport
@@ -59,14 +62,14 @@ def parallelize(
 
     simulation, chosen = agree(transport, prepare)
     random_state = torch.get_rng_state()
-    plan, seed = _common_plan(transport, simulation, work, place, dropout, weights, random_state, chosen)
+    plan, seed = _common_plan(transport, simulation, work, place, dropout, weights, random_state, chosen, compile)
     mine = chosen.index(transport.rank) if transport.rank in chosen else -1
 
     def build() -> Parallel:
         values = materialised(work.model, seed) if is_meta(work.model) else state_of(work.model).items()
         store = Store(simulation, mine, values, place)
         draws = CounterDraws(seed, place) if dropout == "counter" else ReplayDraws(graph, random_state, place)
-        executor = Executor(plan, mine, chosen, store, transport, draws, place)
+        executor = Executor(plan, mine, chosen, store, transport, draws, place, compiled=compile)
         return Parallel(work, executor, store, transport)
 
     parallel = agree(transport, build)
@@ -120,13 +123,14 @@ def _check_arguments(work: Workload, graph: OperatorGraph, dropout: str, weights
 
 def _common_plan(
     transport: Transport, simulation: Simulation, work: Workload, place: torch.device, dropout: str, weights: str,
-    random_state: torch.Tensor, ranks: list[int],
+    random_state: torch.Tensor, ranks: list[int], compiled: bool,
 ) -> tuple[Plan, int]:  # fmt: skip
     """Rank 0's order and seed, once all ranks have shown that they have the same tasks, weights and random state."""
     meta = is_meta(work.model)
     facts = {
         "the plan": f"{simulation.fingerprint} {ranks}",
         "the dropout mode": dropout,
+        "whether to compile": str(compiled),
         "whether to verify weights": weights,
         "the meta device": str(meta),
         "torch's random state": checksum({0: random_state}) if dropout == "replay" else "",
@@ -134,7 +138,8 @@ def _common_plan(
     }
     first = transport.rank == 0
     rows = simulation.order
-    plan = Plan(simulation, rows, transport.size) if first else None
+    most_bytes = SEGMENT_BYTES if compiled else None
+    plan = Plan(simulation, rows, transport.size, most_bytes=most_bytes) if first else None
     mine = (facts, (rows, plan.order, torch.initial_seed()) if plan is not None else None)
     everyone = transport.exchange(mine)
     for rank, (found, _) in enumerate(everyone):
@@ -147,13 +152,14 @@ def _common_plan(
     if len({found["the initial weights"] for found, _ in everyone}) > 1:
         broadcast(transport, work.model, place)
     rows, order, seed = everyone[0][1]
-    return plan or Plan(simulation, rows, transport.size, order), int(seed) & (2**63 - 1)
+    return plan or Plan(simulation, rows, transport.size, order, most_bytes=most_bytes), int(seed) & (2**63 - 1)
 
 
 _SEED = "call torch.manual_seed with the same number on every rank before making the model"
 _REMEDIES = {
     "the plan": "give every rank the same graph, topology, strategy and ranks",
     "the dropout mode": "pass the same dropout= on every rank",
+    "whether to compile": "pass the same compile= on every rank",
     "whether to verify weights": "pass the same weights= on every rank",
     "the meta device": "build the model on the same kind of device on every rank",
     "the initial weights": f"{_SEED}, load the same checkpoint, or pass weights='broadcast'",

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
-from ..graph import Op
+from ..graph import ITEM_SIZES, Op
 from ..parts.place import COMBINED
 from ..simulator import COMBINE, FORWARD, Simulation
 
@@ -139,6 +140,15 @@ class Placement:
     def loss_holder(self) -> int:
         """The first device that has the loss."""
         return self.devices[self.loss_op][0]
+
+    def synced_bytes(self, device: int) -> dict[int, int]:
+        """The bytes of each parameter's gradient that a device sums with others."""
+        found: dict[int, int] = defaultdict(int)
+        for i, tensor in enumerate(self.graph.tensors):
+            for holders, boxes in self.native.pieces(i) if tensor.grad and tensor.source == "parameter" else ():
+                if device in holders and len(holders) > 1:
+                    found[i] += sum(prod(hi - lo for lo, hi in box) for box in boxes) * ITEM_SIZES[tensor.dtype]
+        return found
 
     def output_part(self, op: int, part: int) -> int:
         copies = 1

@@ -88,7 +88,8 @@ Event = Run | Round | Combine | Sync | Announce
 
 class Plan:
     """What all devices do: `rows` are the tasks in the simulated order, `order` is what rank 0 made of them; None: make
-    it here. `keep_all`: what ops make stays, to be looked at."""
+    it here. `keep_all`: what ops make stays, to be looked at. `most_bytes` of gradients are complete at the end of a
+    segment's backward, or a little more."""
 
     def __init__(
         self,
@@ -98,10 +99,11 @@ class Plan:
         order: Order | None = None,
         *,
         keep_all: bool = False,
+        most_bytes: int | None = None,
     ) -> None:
         self.simulation = simulation
         self.placement = Placement(simulation, rows, keep_all)
-        self.segments = cut_segments(self.placement)
+        self.segments = cut_segments(self.placement, most_bytes)
         self.order = Ordering(self.placement, self.segments, num_ranks).result() if order is None else order
 
     @cached_property

@@ -3,6 +3,9 @@
 A segment ends before a task that takes something new from another device, and after one that gives something to
 another. So its backward, the same tasks the other way round, waits for other devices only before it begins, and they
 for it only once it is done.
+
+A compiled backward hands out its gradients only at its end. So where segments are compiled, a long one is cut before
+the op whose backward completes enough gradients, that their sums may travel while the rest of backward runs.
 """
 
 from __future__ import annotations
@@ -24,21 +27,44 @@ class Segment:
     gives: list[Key] = field(default_factory=list)
 
 
-def cut_segments(placement: Placement) -> list[Segment]:
-    """The segments of all devices."""
-    segments = [segment for device, own in placement.tasks.items() for segment in _cut(placement, device, own)]
+def cut_segments(placement: Placement, most_bytes: int | None = None) -> list[Segment]:
+    """The segments of all devices; with `most_bytes`, also cut where that many bytes of gradients are complete."""
+    segments = [
+        segment
+        for device, own in placement.tasks.items()
+        for segment in _cut(placement, device, own, _gradient_cuts(placement, device, own, most_bytes))
+    ]
     _drop_unread(placement, segments)
     return segments
 
 
-def _cut(placement: Placement, device: int, tasks: list[Task]) -> Iterator[Segment]:
+def _gradient_cuts(placement: Placement, device: int, tasks: list[Task], most_bytes: int | None) -> set[int]:
+    """Where to cut, by the tasks before which a segment begins: backward goes through them from the last to the first,
+    and completes a parameter's gradient at the first that reads it."""
+    if most_bytes is None:
+        return set()
+    sizes, cuts, complete = placement.synced_bytes(device), set[int](), 0
+    first = {key.number: i for i in reversed(range(len(tasks))) for key in placement.reads(tasks[i], device)
+             if key.what == "state"}  # fmt: skip
+    completed: dict[int, int] = defaultdict(int)
+    for tensor, i in first.items():
+        completed[i] += sizes.get(tensor, 0)
+    for i in reversed(range(1, len(tasks))):
+        complete += completed[i]
+        if complete >= most_bytes:
+            cuts.add(i)
+            complete = 0
+    return cuts
+
+
+def _cut(placement: Placement, device: int, tasks: list[Task], cuts: set[int]) -> Iterator[Segment]:
     segment = Segment(device)
     made: set[Key] = set()
     ended = False
-    for task in tasks:
+    for i, task in enumerate(tasks):
         reads = [key for key in dict.fromkeys(placement.reads(task, device)) if key not in made]
         fresh = any(key.what in FOREIGN and key not in segment.takes for key in reads)
-        if segment.tasks and (ended or fresh):
+        if segment.tasks and (ended or fresh or i in cuts):
             yield segment
             segment, made = Segment(device), set()
             reads = list(dict.fromkeys(placement.reads(task, device)))

@@ -10,8 +10,12 @@ from ..place import Place, Tensors, kernel
 
 @kernel("lstm_cell")
 def _lstm_cell(place: Place, inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    gates = F.linear(inputs["input"], inputs["w_ih"], inputs.get("b_ih"))
-    gates = gates + F.linear(inputs["hx.0"], inputs["w_hh"], inputs.get("b_hh"))
+    b_ih, b_hh = inputs.get("b_ih"), inputs.get("b_hh")
+    if inputs["input"].is_cuda:  # one kernel for all that follows the products, as torch's own cell has it
+        given, state = F.linear(inputs["input"], inputs["w_ih"]), F.linear(inputs["hx.0"], inputs["w_hh"])
+        h, c, _ = torch._thnn_fused_lstm_cell(given, state, inputs["hx.1"], b_ih, b_hh)  # type: ignore[attr-defined]
+        return h, c
+    gates = F.linear(inputs["input"], inputs["w_ih"], b_ih) + F.linear(inputs["hx.0"], inputs["w_hh"], b_hh)
     i, f, g, o = gates.chunk(4, 1)
     cell = torch.sigmoid(f) * inputs["hx.1"] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell), cell
@@ -19,13 +23,18 @@ def _lstm_cell(place: Place, inputs: Tensors) -> tuple[torch.Tensor, torch.Tenso
 
 @kernel("gru_cell")
 def _gru_cell(place: Place, inputs: Tensors) -> torch.Tensor:
-    given = F.linear(inputs["input"], inputs["w_ih"], inputs.get("b_ih"))
-    state = F.linear(inputs["hx"], inputs["w_hh"], inputs.get("b_hh"))
+    b_ih, b_hh = inputs.get("b_ih"), inputs.get("b_hh")
+    lo, hi = place.interval("hidden")
+    before = inputs["hx"][:, lo:hi]
+    if inputs["input"].is_cuda:
+        given, state = F.linear(inputs["input"], inputs["w_ih"]), F.linear(inputs["hx"], inputs["w_hh"])
+        fused: torch.Tensor = torch._thnn_fused_gru_cell(given, state, before, b_ih, b_hh)[0]  # type: ignore[attr-defined]
+        return fused
+    given, state = F.linear(inputs["input"], inputs["w_ih"], b_ih), F.linear(inputs["hx"], inputs["w_hh"], b_hh)
     (r, z, n), (hr, hz, hn) = given.chunk(3, 1), state.chunk(3, 1)
     keep = torch.sigmoid(z + hz)
     fresh = torch.tanh(n + torch.sigmoid(r + hr) * hn)
-    lo, hi = place.interval("hidden")
-    return (1 - keep) * fresh + keep * inputs["hx"][:, lo:hi]
+    return (1 - keep) * fresh + keep * before
 
 
 @kernel("rnn_tanh_cell", "rnn_relu_cell")

@@ -1,0 +1,87 @@
+"""Compiled segments train like one device; those that do not compile run as before, and are named."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+
+import soapstone as ss
+from soapstone.runtime import ThreadTransport
+from soapstone.runtime.plan import Plan, Run, Sync
+
+from .distributed.launch import run_processes
+from .models import ALL, captured
+from .training import SEED, STEPS, Record, assert_same, train_plain, train_rank
+
+# torch's compiler has warnings of its own.
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("Deprecation", "Future")]
+
+
+def train_compiled(name: str, strategy: ss.Strategy, folder: Path) -> list[Record]:
+    batches = ALL[name].batches(STEPS)
+
+    def run(rank: int) -> Record:
+        torch._inductor.config.compile_threads = 1  # these processes may not have any of their own
+        torch.manual_seed(SEED)
+        return train_rank(ALL[name].workload(), captured(name), strategy, None, batches, compile=True)
+
+    found = run_processes(strategy.topology.num_devices, run, folder / "meeting", timeout=110)
+    for record in found:
+        if isinstance(record, Exception):
+            raise record
+    return found
+
+
+@pytest.mark.parametrize(("name", "seed"), [("mlp", None), ("gpt", 1)])
+def test_compiled_segments_train_like_one_device(
+    name: str, seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("soapstone.runtime.launch.SEGMENT_BYTES", 1 if seed is None else 10**9)
+    topology = ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.data_parallel(captured(name), topology)
+    if seed is not None:  # some ops in parts of another kind, so that segments take and give
+        strategy = strategy.replace({"head": ss.Configuration({}, (1,)), "norm": ss.Configuration({}, (0,))})
+    wanted = train_plain(ALL[name].workload(), ALL[name].batches(STEPS))
+    for record in train_compiled(name, strategy, tmp_path):
+        assert_same(record, wanted)
+
+
+def test_long_segments_are_cut_where_gradients_are_complete() -> None:
+    graph, topology = captured("gpt"), ss.Topology.parse("cpu:1x2")
+    simulation = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology), bucket_bytes=1000)
+
+    def kinds(most_bytes: int | None) -> str:
+        program = Plan(simulation, simulation.order, 2, most_bytes=most_bytes).program(0)
+        events = (event for event in program if isinstance(event, Run | Sync))
+        return "".join("s" if isinstance(event, Sync) else "b" if event.backward else "f" for event in events)
+
+    cut = kinds(2000)
+    assert cut.count("b") > kinds(None).count("b") + 2
+    assert "bsb" in cut.replace("ss", "s").replace("ss", "s"), "no sum begins before the last of backward"
+
+
+def test_what_does_not_compile_runs_as_before_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> Any:
+        def compiled(*inputs: torch.Tensor) -> None:
+            raise RuntimeError("no kernel\nfor this\nand much more")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    batches = ALL["mlp"].batches(STEPS)
+
+    def run(rank: int, transport: ThreadTransport) -> Record:
+        strategy = ss.baselines.data_parallel(captured("mlp"), ss.Topology.parse("cpu:1x1"))
+        return train_rank(ALL["mlp"].workload(), captured("mlp"), strategy, transport, batches, compile=True)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        (record,) = ss.run_threads(1, run)
+    assert_same(record, train_plain(ALL["mlp"].workload(), batches))
+    (sentence,) = (str(warning.message) for warning in said if "does not compile" in str(warning.message))
+    assert sentence == "first, second, last, mse_loss does not compile and runs as before: no kernel for this"
