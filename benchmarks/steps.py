@@ -1,10 +1,13 @@
 """Training steps, really run, side by side: one rank against eager PyTorch, and data parallelism on two gloo processes
-against DistributedDataParallel. Interleaved rounds, medians, and a bootstrap interval of their ratio."""
+against DistributedDataParallel. Interleaved rounds, medians, and a bootstrap interval of their ratio.
+
+python -m benchmarks.steps [--gpu [MODEL ...]]"""
 
 from __future__ import annotations
 
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import soapstone as ss
 from soapstone.parts import keep_freed_memory
-from soapstone.runtime import ThreadTransport
+from soapstone.runtime import ThreadTransport, Transport
 from tests.distributed.launch import run_processes
 
 ROUNDS = 100
@@ -121,7 +124,7 @@ def eager_step(work: ss.Workload) -> Callable[[], object]:
 
 
 def our_step(
-    work: ss.Workload, graph: ss.OperatorGraph, strategy: ss.Strategy, transport: ThreadTransport | None = None
+    work: ss.Workload, graph: ss.OperatorGraph, strategy: ss.Strategy, transport: Transport | None = None
 ) -> Callable[[], object]:
     parallel = ss.parallelize(work, graph, strategy.topology, strategy, transport=transport)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
@@ -198,4 +201,9 @@ def main(rounds: int = ROUNDS) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--gpu"]:
+        from . import gpu
+
+        gpu.main(sys.argv[2:])
+    else:
+        main()

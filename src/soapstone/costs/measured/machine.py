@@ -74,7 +74,8 @@ def this_machine(device: str, threads: int, beside: int = 0) -> Machine:
         return Machine("cpu", _cpu_name(), threads, beside)
     if not torch.cuda.is_available():
         raise SoapstoneError("torch finds no CUDA device here; measure on 'cpu', or use analytic costs")
-    return Machine("cuda", torch.cuda.get_device_name(), 1)
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Machine("cuda", f"{found.name} with {found.multi_processor_count} multiprocessors", 1)  # MPS lends some
 
 
 def _cpu_name() -> str:

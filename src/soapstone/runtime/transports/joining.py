@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,6 +36,7 @@ def joined(example: str) -> Iterator[tuple[Transport, torch.device]]:
     place = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(place)
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # autograd's thread makes its context then
     else:
         torch.set_num_threads(1)
         keep_freed_memory()  # as measured costs have it
