@@ -151,8 +151,8 @@ def on_each_rank(rounds: int) -> None:
         link = found.topology.links[0]
         console.print(
             f"{ranks} ranks on {place.type}: latency {link.latency / 1e3:.0f} us, "
-            f"overhead {link.overhead / 1e3:.0f} us, {link.bandwidth / 1e9:.2f} GB/s, {(link.summing or 0) / 1e9:.2f} GB/s in an all-reduce; compute hides "
-            f"{1 - found.exposed:.0%} of it"
+            f"overhead {link.overhead / 1e3:.0f} us, {link.bandwidth / 1e9:.2f} GB/s, "
+            f"{(link.summing or 0) / 1e9:.2f} GB/s in an all-reduce; compute hides {1 - found.exposed:.0%} of it"
         )
         errors = []
         for name, make in MODELS.items():

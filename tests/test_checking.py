@@ -12,6 +12,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.parts.place import KERNELS, Place, call
+from soapstone.runtime import checking
 from soapstone.runtime.checking import check
 from soapstone.runtime.transports import GlooTransport
 
@@ -75,6 +76,17 @@ def test_data_parallelism_passes_in_any_type(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bfloat16", "autocast", "autocast by CUDA's rules", "dropout", "local batch norm"])
 def test_random_strategies_pass_in_any_type(name: str, seed: int, tmp_path: Path) -> None:
     assert checked(name, lambda graph, topology: ss.baselines.random(graph, topology, seed=seed), tmp_path, ranks=3)
+
+
+@pytest.mark.parametrize("name", ["float32", "autocast"])
+def test_what_a_type_does_not_promise_is_asked_in_float64(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where rounding puts a ReLU on the other side of zero: here nothing else is let pass but losses."""
+    monkeypatch.setattr(checking, "_allowed", lambda work, graph, errors, transport: {
+        name: 1.0 if name.startswith("loss") else 1e-30 for name in errors
+    })  # fmt: skip
+    assert "in float64 it is" in checked(name, ss.baselines.data_parallel, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "autocast", "autocast by CUDA's rules"])

@@ -1,12 +1,11 @@
 """Dropout masks that are the same on any strategy.
 
-Counter mode hashes (seed, step, draw, element), so that a part makes just the mask of its own elements. Replay mode
-draws the whole masks from torch's generator, call after call as eager PyTorch does, and cuts its boxes out of them.
+Counter mode hashes (seed, step, draw, element), so that a part makes just the mask of its own elements. The hash of an
+element is kept; a step multiplies and adds numbers of its own and mixes once more, which takes six small kernels.
+Replay mode draws whole masks from torch's generator, call after call as eager PyTorch does, and cuts its boxes out of them.
 """
 
 from __future__ import annotations
-
-from math import ceil
 
 import torch
 
@@ -23,6 +22,7 @@ def _signed(x: int) -> int:
 
 _STEP = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_FACTOR = 0x2C1B3C6D  # odd
 
 
 def _mixed(x: int) -> int:
@@ -33,10 +33,15 @@ def _mixed(x: int) -> int:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The same of each element, in place; int64 wraps, and the mask makes the shift logical."""
+    """The same of each element; int64 wraps, and the mask makes the shift logical."""
     for shift, factor in _ROUNDS:
-        x.bitwise_xor_((x >> shift).bitwise_and_(_MASK >> shift)).mul_(_signed(factor))
-    return x.bitwise_xor_((x >> 31).bitwise_and_(_MASK >> 31))
+        x = (x ^ ((x >> shift) & (_MASK >> shift))) * _signed(factor)
+    return x ^ ((x >> 31) & (_MASK >> 31))
+
+
+def _int32(x: int) -> int:
+    x &= 0xFFFFFFFF
+    return x - (1 << 32) if x >> 31 else x
 
 
 def elements(place: Place) -> torch.Tensor:
@@ -55,7 +60,7 @@ def elements(place: Place) -> torch.Tensor:
 class CounterDraws:
     def __init__(self, seed: int, place: torch.device) -> None:
         self.seed, self.step, self.place = seed, 0, place
-        self._counted: dict[int, tuple[Place, torch.Tensor]] = {}  # the counters of each place, which never change
+        self._hashed: dict[int, tuple[Place, torch.Tensor]] = {}  # 32 bits of each element, which never change
 
     def begin(self) -> None:
         self.step += 1
@@ -65,14 +70,21 @@ class CounterDraws:
         self.step -= 1
 
     def keep(self, place: Place) -> torch.Tensor:
-        state = 0
-        for word in (self.seed, self.step, int(place.args["draw"])):
-            state = _mixed((state * _STEP + word) & _MASK)
-        if id(place) not in self._counted:
-            self._counted[id(place)] = (place, (elements(place) * _signed(_STEP)).to(self.place))
-        bits = _mix(self._counted[id(place)][1] + _signed(state))
-        # 53 bits of a fraction, which is kept where it is p or more
-        return (bits >> 11).bitwise_and_(_MASK >> 11) >= ceil(float(place.args["p"]) * 2**53)
+        draw = int(place.args["draw"])
+        if id(place) not in self._hashed:
+            own = _mix(elements(place) * _signed(_STEP) + _signed(self._key(draw)))
+            self._hashed[id(place)] = (place, (own >> 32).to(torch.int32).to(self.place))
+        key = self._key(draw, self.step)
+        x = torch.mul(self._hashed[id(place)][1], _int32(key | 1)).add_(_int32(key >> 32))
+        x.bitwise_xor_(x >> 16).mul_(_FACTOR)
+        return x >= round(float(place.args["p"]) * 2**32) - 2**31
+
+    def _key(self, *words: int) -> int:
+        """64 bits for this seed and these numbers."""
+        key = 0
+        for word in (self.seed, *words):
+            key = _mixed((key * _STEP + word) & _MASK)
+        return key
 
 
 class ReplayDraws:

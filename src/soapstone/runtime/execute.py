@@ -332,22 +332,29 @@ class Executor:
         self._timed(WAIT, self._finish_syncs)
         if not self._sync:  # the next step adds to them
             own_memory(parameter for _, parameter in self.store.parameters())
-        for key, value in self.scratch.values.items():
-            if key.what == "update":
-                self._update(key, value)
-        for counter in self.store.counters.values():
-            counter += 1
+        self._update({key: value for key, value in self.scratch.values.items() if key.what == "update"})
+        if self.store.counters:
+            torch._foreach_add_(list(self.store.counters.values()), 1)
 
     def _finish_syncs(self) -> None:
         for bucket, pending in self.scratch.buckets:
             bucket.take(pending)
         self.transport.finish()
 
-    def _update(self, key: Key, value: torch.Tensor) -> None:
-        """Set a part's box of a buffer to its next value."""
-        if key not in self._targets:
-            self._targets[key] = self._target(key)
-        self.store.update(key.number, *self._targets[key], value)
+    def _update(self, values: dict[Key, torch.Tensor]) -> None:
+        """Set parts' boxes of buffers to their next values."""
+        whole: list[Key] = []
+        for key, value in values.items():
+            if key not in self._targets:
+                self._targets[key] = self._target(key)
+            box, dims = self._targets[key]
+            if self.store.is_whole(key.number, box, dims):
+                whole.append(key)
+            else:
+                self.store.update(key.number, box, dims, value)
+        if whole:
+            shards = [self.store.shards[key.number].tensor for key in whole]
+            torch._foreach_copy_(shards, [values[key].view(shard.shape) for key, shard in zip(whole, shards)])
 
     def _target(self, key: Key) -> tuple[Box, list[list[int]]]:
         index = next(i for i, op in enumerate(self.graph.ops) for o in op.updates if o.tensor == key.number)

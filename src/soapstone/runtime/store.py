@@ -121,6 +121,11 @@ class Store:
             for name, counter in self.counters.items():
                 counter.copy_(state[name])
 
+    def is_whole(self, i: int, box: Box, dims: list[list[int]]) -> bool:
+        """Whether a box is all of this rank's shard, element for element."""
+        shard = self.shards[i]
+        return list(box) == list(shard.box) and dims == [list(axis) for axis in shard.dims]
+
     def update(self, i: int, box: Box, dims: list[list[int]], values: torch.Tensor) -> None:
         """Set a box of a buffer."""
         shard = self.shards[i]

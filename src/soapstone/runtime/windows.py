@@ -21,6 +21,8 @@ class Windows:
     def __init__(self, placement: Placement, shards: Mapping[int, Shard]) -> None:
         self._placement, self._graph, self._shards = placement, placement.graph, shards
         self._boxes: dict[int, list[Box]] = {i: [list(shard.box)] for i, shard in shards.items()}
+        changing = {operand.tensor for op in self._graph.ops for operand in op.updates}
+        self._lent = {i: torch.empty_like(shards[i].tensor) for i in sorted(changing & shards.keys())}
         self.key = cache(self._key)
 
     def _key(self, op: int, part: int, number: int) -> Key | None:
@@ -57,13 +59,16 @@ class Windows:
         return {i for i, boxes in self._boxes.items() if len(boxes) > 1}
 
     def state(self) -> dict[Key, torch.Tensor]:
-        """The shards and their windows, for one step."""
+        """The shards and their windows, for one step. Of buffers that a step changes it gets copies, to work on."""
         found: dict[Key, torch.Tensor] = {}
+        if self._lent:
+            torch._foreach_copy_(list(self._lent.values()), [self._shards[i].tensor for i in self._lent])
         for i, (_, *windows) in self._boxes.items():
             shard = self._shards[i]
-            found[Key("state", i)] = shard.tensor
+            whole = self._lent.get(i, shard.tensor)
+            found[Key("state", i)] = whole
             for number, box in enumerate(windows, 1):
-                leaf = shard.window(shard.tensor.detach(), box)
+                leaf = shard.window(whole.detach(), box)
                 found[Key("state", i, number)] = leaf.requires_grad_(shard.tensor.requires_grad)
         return found
 

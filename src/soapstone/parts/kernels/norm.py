@@ -16,7 +16,7 @@ def _dropout(place: Place, inputs: Tensors) -> torch.Tensor:
     if p == 1:
         return x * 0
     assert place.draws is not None
-    return x * place.draws.keep(place).to(x.dtype) / (1 - p)
+    return x * place.draws.keep(place).to(x.dtype).div_(1 - p)
 
 
 @kernel("causal_fill")
@@ -86,14 +86,13 @@ class _BatchNorm:
 
 
 def _torch_batch_norm(place: Place, inputs: Tensors, updates: bool) -> torch.Tensor:
-    """torch's own, which changes running statistics in place: a copy of them is their next value."""
-    mean, var = inputs.get("running_mean"), inputs.get("running_var")
-    if mean is not None and var is not None:
-        mean, var = mean.detach().clone(), var.detach().clone()
+    """torch's own, which changes running statistics in place: whoever runs a part lends it copies of them."""
+    names = ("running_mean", "running_var")
+    mean, var = (inputs[name].detach() if updates and name in inputs else None for name in names)
     weight, bias = inputs.get("weight"), inputs.get("bias")
     momentum, eps = place.args["momentum"], place.args["eps"]
     y = torch.batch_norm(inputs["input"], weight, bias, mean, var, True, momentum, eps, True)
-    if mean is not None and var is not None and updates:
+    if mean is not None and var is not None:
         place.updates.update({3: mean, 4: var})
     return y
 

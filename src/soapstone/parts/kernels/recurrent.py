@@ -13,7 +13,7 @@ def _lstm_cell(place: Place, inputs: Tensors) -> tuple[torch.Tensor, torch.Tenso
     b_ih, b_hh = inputs.get("b_ih"), inputs.get("b_hh")
     if inputs["input"].is_cuda:  # one kernel for all that follows the products, as torch's own cell has it
         given, state = F.linear(inputs["input"], inputs["w_ih"]), F.linear(inputs["hx.0"], inputs["w_hh"])
-        h, c, _ = torch._thnn_fused_lstm_cell(given, state, inputs["hx.1"], b_ih, b_hh)  # type: ignore[attr-defined]
+        h, c, _ = torch.ops.aten._thnn_fused_lstm_cell.default(given, state, inputs["hx.1"], b_ih, b_hh)
         return h, c
     gates = F.linear(inputs["input"], inputs["w_ih"], b_ih) + F.linear(inputs["hx.0"], inputs["w_hh"], b_hh)
     i, f, g, o = gates.chunk(4, 1)
@@ -28,7 +28,7 @@ def _gru_cell(place: Place, inputs: Tensors) -> torch.Tensor:
     before = inputs["hx"][:, lo:hi]
     if inputs["input"].is_cuda:
         given, state = F.linear(inputs["input"], inputs["w_ih"]), F.linear(inputs["hx"], inputs["w_hh"])
-        fused: torch.Tensor = torch._thnn_fused_gru_cell(given, state, before, b_ih, b_hh)[0]  # type: ignore[attr-defined]
+        fused: torch.Tensor = torch.ops.aten._thnn_fused_gru_cell.default(given, state, before, b_ih, b_hh)[0]
         return fused
     given, state = F.linear(inputs["input"], inputs["w_ih"], b_ih), F.linear(inputs["hx"], inputs["w_hh"], b_hh)
     (r, z, n), (hr, hz, hn) = given.chunk(3, 1), state.chunk(3, 1)
