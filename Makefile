@@ -9,7 +9,7 @@ NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at r
 CORE_TESTS := $(addprefix tests/test_,$(addsuffix .py,timeline topology taskgraph incremental bounds search optcnn exhaustive))
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
 
-.PHONY: help setup demo test lint types check-stub unit sanitize bench bench-all stub clean
+.PHONY: help setup demo test test-gpu lint types check-stub unit sanitize bench bench-all stub clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ check-stub: setup
 
 unit: setup
 	$(BIN)/python -m pytest -n 2
+
+test-gpu: setup  ## the tests that need a GPU: several NCCL ranks share it
+	$(BIN)/python -m pytest tests/gpu
 
 # A second environment with the core built for checking; it borrows the packages of the first.
 SANITIZED := build/sanitized

@@ -2,7 +2,7 @@
 
 Counter mode hashes (seed, step, draw, element), so that a part makes just the mask of its own elements. The hash of an
 element is kept; a step multiplies and adds numbers of its own and mixes once more, which takes six small kernels.
-Replay mode draws whole masks from torch's generator, call after call as eager PyTorch does, and cuts its boxes out of them.
+Replay mode draws whole masks from torch's generator, call after call as eager PyTorch does, and cuts boxes out of them.
 """
 
 from __future__ import annotations

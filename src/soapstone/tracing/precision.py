@@ -23,7 +23,7 @@ from .workload import Workload
 
 DEVICE_TYPES = ("cpu", "cuda")
 # Calls that stay one call in a graph, though CUDA's autocast casts what they do inside.
-_TO_FLOAT32, _TO_LOWER = {"cross_entropy"}, {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+_CAST_INSIDE = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 REGION = "wrap_with_autocast"
 
 
@@ -69,9 +69,9 @@ class Autocast:
 def cast_for_composite(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments as CUDA's autocast would cast them for what a composite does inside."""
     name = getattr(func, "__name__", "")
-    if name not in _TO_FLOAT32 | _TO_LOWER or not torch.is_autocast_enabled("cuda"):
+    if name not in _CAST_INSIDE or not torch.is_autocast_enabled("cuda"):
         return args, kwargs
-    dtype = torch.float32 if name in _TO_FLOAT32 else torch.get_autocast_dtype("cuda")
+    dtype = torch.get_autocast_dtype("cuda")
 
     def cast(x: Any) -> Any:
         known = isinstance(x, torch.Tensor) and x.is_cuda and x.is_floating_point() and x.dtype != torch.float64

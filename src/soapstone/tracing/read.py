@@ -45,7 +45,7 @@ def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None
     takes another tensor in its place."""
     program = export(work, autocast)
     try:
-        return _Reader(program, work, Recorder(chunk), batch_norm, any_output).read()
+        return _Reader(program, work, Recorder(chunk, autocast is not None), batch_norm, any_output).read()
     except GuardOnDataDependentSymNode:
         raise CaptureError("a shape in the model depends on its data; use torch.where or a fixed shape") from None
 
