@@ -30,7 +30,7 @@ from soapstone.runtime.calibration import Calibrator
 from soapstone.runtime.checking import check
 from soapstone.runtime.sharing import run_ranks, shared_gpu
 from soapstone.runtime.transports import joined
-from soapstone.simulator import BUCKET_BYTES
+from soapstone.simulator import bucket_bytes_of
 
 from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
 
@@ -69,7 +69,7 @@ def predictions(graph: ss.OperatorGraph, topology: ss.Topology, folder: Path, pl
     """Leave five strategies in a folder, and return what they are predicted to take."""
     beside = topology.num_devices - 1 if place.type == "cpu" else 0
     costs = ss.MeasuredCosts(place.type, beside=beside)
-    training: dict[str, Any] = {"costs": costs, "optimizer": "sgd", "bucket_bytes": BUCKET_BYTES}
+    training: dict[str, Any] = {"costs": costs, "optimizer": "sgd", "bucket_bytes": bucket_bytes_of(topology)}
     strategies = {
         "data": ss.baselines.data_parallel(graph, topology),
         "model": ss.baselines.model_parallel(graph, topology),

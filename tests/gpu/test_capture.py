@@ -62,6 +62,7 @@ def test_autocast_on_one_rank_is_eager_autocast(make: Callable[[], ss.Workload])
 
 def test_a_region_inside_a_model_on_the_gpu() -> None:
     model, x = Mixed("cuda").cuda(), torch.randn(4, 6, device=CUDA)
+    model.plain = model.plain.cuda()
     assert "bfloat16" in {value.dtype for op in ss.capture(model, (x,), loss=torch.sum).ops for value in op.values}
 
 

@@ -18,7 +18,7 @@ from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..loading import Request
-from ..simulator import BUCKET_BYTES
+from ..simulator import bucket_bytes_of
 from ..strategy import Strategy
 from ..topology import Topology
 from .common import Amp, Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
@@ -61,7 +61,9 @@ class Case:
     @property
     def running(self) -> dict[str, Any]:
         """The same for what really runs: it joins gradients, unless it is told not to."""
-        return self.training | ({} if self.bucket_bytes is not None else {"bucket_bytes": BUCKET_BYTES})
+        return self.training | (
+            {} if self.bucket_bytes is not None else {"bucket_bytes": bucket_bytes_of(self.topology)}
+        )
 
     @property
     def is_measured(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from ..costs import Costs
 from ..errors import RankError
 from ..graph import OperatorGraph
-from ..simulator import BUCKET_BYTES, Simulation, simulate
+from ..simulator import Simulation, bucket_bytes_of, simulate
 from ..strategy import Strategy
 from ..topology import Topology
 from ..tracing import Workload
@@ -35,7 +35,7 @@ def parallelize(
     dropout: str = "counter",
     weights: str = "broadcast",
     optimizer: str = "adam",
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     ranks: Sequence[int] | None = None,
     device: torch.device | str | None = None,
     transport: Transport | None = None,
@@ -47,7 +47,8 @@ def parallelize(
     Without a transport it is torch.distributed's default group. Tensors live on `device`, else where the model is; a
     model on the meta device gets its first values here, one shard at a time. Where weights differ, every rank gets
     rank 0's, or an error with `weights="verify"`. `dropout="replay"` draws torch's own masks, going on from its
-    generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`. `compile` runs segments through
+    generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`;
+    None joins gradients as suits the devices. `compile` runs segments through
     torch.compile, from the second step on; what does not compile runs as without it. Raises a SoapstoneError on every
     rank where any rank's arguments, plan or weights do not fit, before any tensor moves.
     """
@@ -58,7 +59,8 @@ def parallelize(
     def prepare() -> tuple[Simulation, list[int]]:
         _check_arguments(work, graph, dropout, weights)
         chosen = _ranks(topology, ranks, size)
-        return simulate(graph, topology, strategy, costs=costs, optimizer=optimizer, bucket_bytes=bucket_bytes), chosen
+        joined = bucket_bytes_of(topology) if bucket_bytes is None else bucket_bytes
+        return simulate(graph, topology, strategy, costs=costs, optimizer=optimizer, bucket_bytes=joined), chosen
 
     simulation, chosen = agree(transport, prepare)
     random_state = torch.get_rng_state()

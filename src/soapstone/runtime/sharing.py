@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..errors import RankError
 
@@ -59,7 +60,23 @@ def _mps(num_ranks: int) -> Iterator[dict[str, str]]:
         try:
             yield {**places, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // num_ranks)}
         finally:
-            subprocess.run([_CONTROL], env=environment, input=b"quit\n", check=False, capture_output=True)
+            _end_daemon(Path(folder) / f"{_CONTROL}.pid", environment)
+
+
+def _end_daemon(pid_file: Path, environment: Mapping[str, str]) -> None:
+    """Ask the daemon to end, and wait for it a while."""
+    pid = pid_file.read_text().strip() if pid_file.exists() else ""
+    subprocess.run([_CONTROL], env=environment, input=b"quit\n", check=False, capture_output=True)
+    deadline = time.monotonic() + PATIENCE
+    while pid and _is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def run_ranks(command: Sequence[str], environments: Sequence[Mapping[str, str]], timeout: float = 1e9) -> list[int]:

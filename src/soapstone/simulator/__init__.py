@@ -2,13 +2,12 @@
 
 from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Memory, states_of
-from .simulation import BUCKET_BYTES, Simulation, simulate
+from .simulation import Simulation, bucket_bytes_of, simulate
 from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
 from .times import KnownTimes, in_a_sentence, machine_of
 
 __all__ = [
     "BACKWARD",
-    "BUCKET_BYTES",
     "COMBINE",
     "ENGINES",
     "FASTEST",
@@ -21,6 +20,7 @@ __all__ = [
     "Memory",
     "Simulation",
     "Simulator",
+    "bucket_bytes_of",
     "in_a_sentence",
     "machine_of",
     "simulate",

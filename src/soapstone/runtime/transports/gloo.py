@@ -92,6 +92,9 @@ class GlooTransport:
     def fail(self, reason: str) -> None:
         pass  # the process ends with its error, and the peers' pending messages with it
 
+    def close(self) -> None:
+        pass
+
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=self._staged)
 

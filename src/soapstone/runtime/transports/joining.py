@@ -54,4 +54,5 @@ def joined(example: str) -> Iterator[tuple[Transport, torch.device]]:
             dist.destroy_process_group()
         raise  # the process ends now: to take NCCL down in order could wait for a rank that is gone
     if dist.is_initialized():
+        transport.close()
         dist.destroy_process_group()

@@ -110,6 +110,9 @@ class NcclTransport:
     def fail(self, reason: str) -> None:
         self._watch.tell(reason)
 
+    def close(self) -> None:
+        self._watch.close()
+
     def _issue(self, ops: list[dist.P2POp]) -> Callable[[], None]:
         """Exchange messages as one group."""
         if not ops:

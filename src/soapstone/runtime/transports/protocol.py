@@ -65,3 +65,6 @@ class Transport(Protocol):
 
     def fail(self, reason: str) -> None:
         """Let the other ranks know that this one has given up, as far as this transport can."""
+
+    def close(self) -> None:
+        """This rank will not talk again."""

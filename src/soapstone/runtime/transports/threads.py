@@ -148,6 +148,9 @@ class ThreadTransport:
             self.hub.failure = self.hub.failure or (self.rank, reason)
             self.hub.changed.notify_all()
 
+    def close(self) -> None:
+        pass
+
     def _meet(self, ranks: tuple[int, ...], row: int, value: Any) -> list[Any]:
         """Meet the other ranks of a set and get everyone's value, by rank."""
         hub = self.hub

@@ -7,6 +7,7 @@ connection. Whoever hears of a failure ends its own kernels and passes the reaso
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable
@@ -34,14 +35,22 @@ class Watch:
         if size > 1:
             self._note = torch.zeros(LONGEST, dtype=torch.uint8)
             self._work = dist.irecv(self._note, (rank + 1) % size, group=group, tag=TAG)
-            threading.Thread(target=self._listen, name="soapstone watch", daemon=True).start()
+            self._thread = threading.Thread(target=self._listen, name="soapstone watch", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)  # a thread that wakes up while Python shuts down aborts the process
 
     def raise_if_lost(self) -> None:
         if self._lost:
             raise RankError(self._lost)
 
+    def close(self) -> None:
+        """Say goodbye, and wait until the watched rank has, or is gone."""
+        self.tell("")
+        if self._size > 1:
+            self._thread.join(GRACE)
+
     def tell(self, reason: str) -> None:
-        """Pass on that this rank has failed."""
+        """Pass on that this rank has failed, or that it ends."""
         if self._size == 1 or self._told or not dist.is_initialized():
             return
         self._told = True
@@ -58,11 +67,10 @@ class Watch:
             self._work.wait()
             reason = bytes(self._note.tolist()).rstrip(b"\0").decode(errors="replace")
         except RuntimeError:
-            reason = ""
-        if not dist.is_initialized():  # this rank itself has ended
+            reason = f"rank {self._rank} lost rank {(self._rank + 1) % self._size}; see that rank's own error"
+        if not reason or not dist.is_initialized():  # it, or this one, has ended in good order
             return
-        peer = (self._rank + 1) % self._size
-        self._lost = reason or f"rank {self._rank} lost rank {peer}; see that rank's own error"
+        self._lost = reason
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and not self._is_idle():
             time.sleep(0.05)
