@@ -33,11 +33,11 @@ def train_compiled(name: str, strategy: ss.Strategy, folder: Path) -> list[Recor
     found = run_processes(strategy.topology.num_devices, run, folder / "meeting", timeout=110)
     for record in found:
         if isinstance(record, Exception):
-            raise record
+            raise next((r for r in found if isinstance(r, Exception) and "lost another" not in str(r)), record)
     return found
 
 
-@pytest.mark.parametrize(("name", "seed"), [("mlp", None), ("gpt", 1)])
+@pytest.mark.parametrize(("name", "seed"), [("mlp", None), ("tokened", 1)])
 def test_compiled_segments_train_like_one_device(
     name: str, seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +45,7 @@ def test_compiled_segments_train_like_one_device(
     topology = ss.Topology.parse("cpu:1x2")
     strategy = ss.baselines.data_parallel(captured(name), topology)
     if seed is not None:  # some ops in parts of another kind, so that segments take and give
-        strategy = strategy.replace({"head": ss.Configuration({}, (1,)), "norm": ss.Configuration({}, (0,))})
+        strategy = strategy.replace({"first": ss.Configuration({}, (1,)), "head": ss.Configuration({}, (0,))})
     wanted = train_plain(ALL[name].workload(), ALL[name].batches(STEPS))
     for record in train_compiled(name, strategy, tmp_path):
         assert_same(record, wanted)

@@ -5,6 +5,7 @@ What does not depend on the inputs (masks, indices, counts) is computed once, he
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,8 +31,11 @@ _METHODS = {f: name for name in dir(torch.Tensor) if callable(f := getattr(torch
 class Recording:
     """A recorded function: `run` does it again on other inputs of the same shapes."""
 
-    def __init__(self, graph: fx.Graph, constants: dict[str, torch.Tensor], places: list[Place]) -> None:
+    def __init__(
+        self, graph: fx.Graph, constants: dict[str, torch.Tensor], places: list[Place], views: list[int]
+    ) -> None:
         self.graph, self._constants, self._places = graph, constants, places
+        self._views = views  # the outputs that show another tensor
         self._module: fx.GraphModule | None = None
         self._compiled: Callable[..., Outputs] | None = None
 
@@ -44,10 +48,17 @@ class Recording:
 
     def compile(self, compiled: bool = True) -> None:
         """Let torch.compile make kernels of it when it runs next, or go back to torch's own."""
-        # Shapes and types are checked with the batch, so torch need not look at each of the inputs again.
-        options: Any = {"guard_filter_fn": lambda guards: [False] * len(guards)}
-        forward = self.module.forward
-        self._compiled = torch.compile(forward, fullgraph=True, dynamic=False, options=options) if compiled else None
+        self._compiled = torch.compile(self._without_views(), fullgraph=True, dynamic=False) if compiled else None
+
+    def _without_views(self) -> fx.GraphModule:
+        """The same with every output in memory of its own: torch's cache on disk gives views back with wrong shapes."""
+        graph = copy.deepcopy(self.graph)
+        (output,) = graph.find_nodes(op="output")
+        with graph.inserting_before(output):
+            (nodes,) = output.args
+            cloned = {i: graph.call_method("clone", (nodes[i],)) for i in self._views}
+        output.args = ([cloned.get(i, node) for i, node in enumerate(nodes)],)
+        return fx.GraphModule(dict(self._constants), graph, "Segment")
 
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None) -> Outputs:
         masks = [draws.keep(place) for place in self._places] if draws is not None else []
@@ -66,7 +77,8 @@ def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | No
         outputs = function(inputs, seen)
     recorder.graph.output([recorder.node_of(tensor) for tensor in outputs])
     recorder.graph.eliminate_dead_code()
-    return Recording(recorder.graph, recorder.constants, [] if seen is None else seen.places), outputs
+    views = [i for i, y in enumerate(outputs) if y._is_view() and all(y is not x for x in inputs)]
+    return Recording(recorder.graph, recorder.constants, [] if seen is None else seen.places, views), outputs
 
 
 class _SeenDraws:

@@ -47,10 +47,10 @@ def parallelize(
     Without a transport it is torch.distributed's default group. Tensors live on `device`, else where the model is; a
     model on the meta device gets its first values here, one shard at a time. Where weights differ, every rank gets
     rank 0's, or an error with `weights="verify"`. `dropout="replay"` draws torch's own masks, going on from its
-    generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`;
-    None joins gradients as suits the devices. `compile` runs segments through
-    torch.compile, from the second step on; what does not compile runs as without it. Raises a SoapstoneError on every
-    rank where any rank's arguments, plan or weights do not fit, before any tensor moves.
+    generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`, None joins gradients as suits the
+    devices. `compile` runs segments through torch.compile, from the second step on; what does not compile runs as
+    without it. Raises a SoapstoneError on every rank where any rank's arguments, plan or weights do not fit, before any
+    tensor moves.
     """
     place = _place(work, device)
     transport = default_transport(place) if transport is None else transport
