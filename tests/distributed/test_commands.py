@@ -63,17 +63,17 @@ def test_calibration_becomes_a_topology_that_training_is_predicted_with(tmp_path
     assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1}
 
 
-def test_two_agents_on_loopback_train_together(tmp_path: Path) -> None:
+def two_agents(folder: Path, *command: str) -> list[tuple[str, str]]:
+    """What two torchrun agents, as two nodes of two ranks each, write to standard output and error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     meeting = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    command = ["-m", "soapstone", "train", *MODEL, "-t", "cpu:2x2", "--steps", "2", "--check"]
     agents = [
         subprocess.Popen(
-            [*launcher, *meeting, "--node-rank", str(node), *command],
-            env=environment(tmp_path),
+            [*launcher, *meeting, "--node-rank", str(node), "-m", "soapstone", *command],
+            env=environment(folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -86,6 +86,14 @@ def test_two_agents_on_loopback_train_together(tmp_path: Path) -> None:
         for agent in agents:
             agent.kill()
     assert [agent.returncode for agent in agents] == [0, 0], outputs
+    return outputs
+
+
+def test_two_nodes_on_loopback_are_calibrated_and_train_together(tmp_path: Path) -> None:
+    here = tmp_path / "here.yaml"
+    two_agents(tmp_path, "calibrate", "-o", str(here))
+    assert [device.node for device in ss.Topology.load(here).devices] == [0, 0, 1, 1]
+    outputs = two_agents(tmp_path, "train", *MODEL, "-t", str(here), "--steps", "2", "--check")
     assert "a step" in outputs[0][0]
     assert "Checked 3 steps against one device" in outputs[0][1]
 
