@@ -149,6 +149,19 @@ class Tokened(nn.Module):
         return y
 
 
+class TwoBiases(nn.Module):
+    """Two parameters that two layers read, with one gradient for both: autograd gives each a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.one, self.other = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x) + (self.one[None] + self.other[None]))
+        return self.second(x) * (self.one[None] + self.other[None])
+
+
 ONE_AT_A_TIME = threading.RLock()  # torch's generator and torch.export are the process's, not the thread's
 
 
@@ -210,6 +223,11 @@ MORE = {
     ),
     "tokened": Case(
         Tokened, F.cross_entropy, lambda: (torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,)))
+    ),
+    "two biases": Case(
+        TwoBiases,
+        F.mse_loss,
+        lambda: (torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)),
     ),
 }
 

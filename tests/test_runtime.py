@@ -69,6 +69,40 @@ def test_gradients_that_share_memory_are_not_added_to_in_place() -> None:
         assert_same(record, reference("tokened"))
 
 
+@pytest.mark.parametrize("degrees", [{}, {"channel": 2}, {"sample": 2}])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_gradients_that_share_memory_are_gathered_apart(degrees: dict[str, int], devices: int) -> None:
+    """A part of a shard is added to, or set, in place."""
+    graph, topology = captured("two biases"), ss.Topology.parse(f"cpu:1x{devices}")
+    strategy = ss.Strategy(graph, topology, {op.name: ss.Configuration({}, (0,)) for op in graph.ops})
+    places = tuple(i % devices for i in range(prod(degrees.values())))
+    strategy = strategy.replace({"second": ss.Configuration(degrees, places)})
+    for record in train("two biases", strategy):
+        assert_same(record, reference("two biases"))
+
+
+def test_gradients_that_share_memory_are_clipped_once() -> None:
+    work, batch = ALL["two biases"].workload(), ALL["two biases"].batches(1)[0]
+    work.compute_loss(*batch).backward()  # type: ignore[no-untyped-call]
+    for parameter in work.model.parameters():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.clone()
+    torch.nn.utils.clip_grad_norm_(work.model.parameters(), 0.01)
+    topology = ss.Topology.parse("cpu:1x1")
+    strategy = ss.baselines.data_parallel(captured("two biases"), topology)
+
+    def act(rank: int, transport: ThreadTransport) -> dict[str, torch.Tensor]:
+        other = ALL["two biases"].workload()
+        parallel = ss.parallelize(other, captured("two biases"), topology, strategy, transport=transport)
+        for _ in range(2):  # part by part, then recorded
+            parallel.step(*batch)
+            parallel.clip_grad_norm_(0.01)
+        return parallel.gradients()
+
+    for name, found in ss.run_threads(1, act)[0].items():
+        assert torch.allclose(found, work.model.get_parameter(name).grad, rtol=1e-9), name  # type: ignore[arg-type]
+
+
 def parallel_on(name: str, rank: int, transport: ThreadTransport, **changes: Any) -> Parallel:
     topology = changes.pop("topology", ss.Topology.parse(f"cpu:1x{transport.size}"))
     graph = captured(name)

@@ -17,11 +17,11 @@ import torch
 from ..parts import Box, Function, Recording, lengths, record
 from .compiling import Compiler
 from .draws import CounterDraws, ReplayDraws
-from .gradients import Bucket, Readiness, own_memory
+from .gradients import Bucket, Readiness
 from .listing import shortened
 from .placement import Key
 from .plan import Announce, Combine, Event, Plan, Receive, Round, Run, Send, Sync
-from .store import Store
+from .store import Store, own_memory
 from .transports import Incoming, Outgoing, Pending, Transport
 from .weave import Weaver
 
@@ -74,6 +74,8 @@ class Executor:
         self._said, self._sync = 0, True
         synced = {tensor for event in self.program if isinstance(event, Sync) for tensor, _ in event.pieces}
         leaves = [(i, store.shards[i].tensor) for i in synced - self.weaver.windows.cut]
+        self._parameters = [parameter for _, parameter in store.parameters()]
+        self._unsynced = [shard.tensor for i, shard in store.shards.items() if i not in synced]
         self._ready = Readiness(leaves, self._users(), self._completed)
         self.scratch = Scratch({}, lambda: None)
 
@@ -330,8 +332,7 @@ class Executor:
     def _end(self) -> None:
         self.scratch.agreed()
         self._timed(WAIT, self._finish_syncs)
-        if not self._sync:  # the next step adds to them
-            own_memory(parameter for _, parameter in self.store.parameters())
+        own_memory(self._unsynced if self._sync else self._parameters)  # for whoever changes them in place
         self._update({key: value for key, value in self.scratch.values.items() if key.what == "update"})
         if self.store.counters:
             torch._foreach_add_(list(self.store.counters.values()), 1)

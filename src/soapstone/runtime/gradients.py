@@ -58,21 +58,6 @@ class Readiness:
             self._completed(tensor)
 
 
-def own_memory(leaves: Iterable[torch.Tensor]) -> None:
-    """Give each gradient memory of its own. Autograd may leave a leaf with a view of what another leaf has for its
-    gradient, or of what a message is sent from; adding to it in place later would change that, too."""
-    for leaf in leaves:
-        if leaf.grad is not None and _uses(leaf.grad) > _UNSHARED:
-            leaf.grad = leaf.grad.clone()
-
-
-def _uses(tensor: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
-_UNSHARED = _uses(torch.empty(1))
-
-
 class Bucket:
     """The gradients that one sync sums, side by side in memory of its own: autograd may still read theirs."""
 
@@ -93,5 +78,5 @@ class Bucket:
             if list(box) == list(shard.box):
                 shard.tensor.grad = part.view(shard.tensor.shape)
             else:
-                window = shard.window(shard.gradient(), box)
+                window = shard.window(shard.own_gradient(), box)
                 window.copy_(part.view(window.shape))

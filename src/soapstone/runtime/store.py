@@ -25,6 +25,21 @@ def constant(tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(tensor.shape).clone()
 
 
+def own_memory(leaves: Iterable[torch.Tensor]) -> None:
+    """Give each gradient memory of its own. Autograd may leave a leaf with a view of what another leaf has for its
+    gradient, or of what a message is sent from; adding to it in place later would change that, too."""
+    for leaf in leaves:
+        if leaf.grad is not None and _uses(leaf.grad) > _UNSHARED:
+            leaf.grad = leaf.grad.clone()
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+_UNSHARED = _uses(torch.empty(1))
+
+
 class Shard:
     """One rank's box of a parameter or buffer: the hull of what its parts read, over the tensor's own dims."""
 
@@ -47,6 +62,11 @@ class Shard:
         if self.tensor.grad is None:
             self.tensor.grad = torch.zeros_like(self.tensor)
         return self.tensor.grad
+
+    def own_gradient(self) -> torch.Tensor:
+        """The same, in memory that may be written to."""
+        own_memory([self.tensor])
+        return self.gradient()
 
 
 class Store:

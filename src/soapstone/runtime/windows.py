@@ -78,7 +78,7 @@ class Windows:
         for number, box in enumerate(self._boxes[tensor][1:], 1):
             leaf = values[Key("state", tensor, number)]
             if leaf.grad is not None:
-                shard.window(shard.gradient(), box).add_(leaf.grad)
+                shard.window(shard.own_gradient(), box).add_(leaf.grad)
                 leaf.grad = None
 
     def held(self, key: Key, tensor: torch.Tensor) -> tuple[torch.Tensor, Box, Sequence[Sequence[int]]]:

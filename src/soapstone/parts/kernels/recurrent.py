@@ -10,22 +10,26 @@ from ..place import Place, Tensors, kernel
 
 @kernel("lstm_cell")
 def _lstm_cell(place: Place, inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    gates = F.linear(inputs["input"], inputs["w_ih"], inputs.get("b_ih"))
-    gates = gates + F.linear(inputs["hx.0"], inputs["w_hh"], inputs.get("b_hh"))
+    b_ih, b_hh, state = inputs.get("b_ih"), inputs.get("b_hh"), [inputs["hx.0"], inputs["hx.1"]]
+    if place.all_of("hidden") and inputs["input"].is_cuda:  # there torch has one kernel for what follows the products
+        return torch.lstm_cell(inputs["input"], state, inputs["w_ih"], inputs["w_hh"], b_ih, b_hh)
+    gates = F.linear(inputs["input"], inputs["w_ih"], b_ih) + F.linear(state[0], inputs["w_hh"], b_hh)
     i, f, g, o = gates.chunk(4, 1)
-    cell = torch.sigmoid(f) * inputs["hx.1"] + torch.sigmoid(i) * torch.tanh(g)
+    cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell), cell
 
 
 @kernel("gru_cell")
 def _gru_cell(place: Place, inputs: Tensors) -> torch.Tensor:
-    given = F.linear(inputs["input"], inputs["w_ih"], inputs.get("b_ih"))
-    state = F.linear(inputs["hx"], inputs["w_hh"], inputs.get("b_hh"))
+    b_ih, b_hh, hx = inputs.get("b_ih"), inputs.get("b_hh"), inputs["hx"]
+    if place.all_of("hidden") and inputs["input"].is_cuda:
+        return torch.gru_cell(inputs["input"], hx, inputs["w_ih"], inputs["w_hh"], b_ih, b_hh)
+    given, state = F.linear(inputs["input"], inputs["w_ih"], b_ih), F.linear(hx, inputs["w_hh"], b_hh)
     (r, z, n), (hr, hz, hn) = given.chunk(3, 1), state.chunk(3, 1)
     keep = torch.sigmoid(z + hz)
     fresh = torch.tanh(n + torch.sigmoid(r + hr) * hn)
     lo, hi = place.interval("hidden")
-    return (1 - keep) * fresh + keep * inputs["hx"][:, lo:hi]
+    return (1 - keep) * fresh + keep * hx[:, lo:hi]
 
 
 @kernel("rnn_tanh_cell", "rnn_relu_cell")

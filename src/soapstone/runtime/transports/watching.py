@@ -55,11 +55,11 @@ class Watch:
             return
         self._told = True
         raw = reason.encode()[:LONGEST].ljust(LONGEST, b"\0")
-        note = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        self._sent = torch.frombuffer(bytearray(raw), dtype=torch.uint8)  # kept until it has left
         try:
-            dist.isend(note, (self._rank - 1) % self._size, group=self._group, tag=TAG)
-        except RuntimeError:
-            pass  # that rank is gone, too
+            self._sending = dist.isend(self._sent, (self._rank - 1) % self._size, group=self._group, tag=TAG)
+        except (RuntimeError, ValueError):
+            pass  # that rank is gone, too, or the group is being destroyed
 
     def _listen(self) -> None:
         try:

@@ -1,0 +1,52 @@
+"""News of a failure go round, over gloo; a goodbye is no failure."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import soapstone as ss
+from soapstone.runtime.transports.watching import Watch
+
+from .launch import run_processes
+
+RANKS = 3
+
+
+def watching(rank: int, aborted: threading.Event) -> Watch:
+    """A rank whose device has work on its way until it is aborted."""
+    return Watch(dist.new_group(backend="gloo"), rank, RANKS, aborted.is_set, aborted.set)
+
+
+def test_every_rank_hears_why_one_failed_and_ends_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soapstone.runtime.transports.watching.GRACE", 0.2)
+
+    def run(rank: int) -> str:
+        aborted = threading.Event()
+        watch = watching(rank, aborted)
+        dist.barrier()
+        if rank == 2:
+            watch.tell("rank 2 ran out of memory")
+        assert aborted.wait(60)
+        watch._thread.join(60)
+        dist.barrier()
+        with pytest.raises(ss.SoapstoneError) as caught:
+            watch.raise_if_lost()
+        return str(caught.value)
+
+    assert run_processes(RANKS, run, tmp_path / "meeting") == ["rank 2 ran out of memory"] * RANKS
+
+
+def test_a_goodbye_is_no_failure(tmp_path: Path) -> None:
+    def run(rank: int) -> tuple[bool, bool]:
+        aborted = threading.Event()
+        watch = watching(rank, aborted)
+        dist.barrier()
+        watch.close()
+        watch.raise_if_lost()
+        return aborted.is_set(), watch._thread.is_alive()
+
+    assert run_processes(RANKS, run, tmp_path / "meeting") == [(False, False)] * RANKS
