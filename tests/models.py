@@ -159,7 +159,8 @@ class TwoBiases(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.first(x) + (self.one[None] + self.other[None]))
-        return self.second(x) * (self.one[None] + self.other[None])
+        y: torch.Tensor = self.second(x) * (self.one[None] + self.other[None])
+        return y
 
 
 ONE_AT_A_TIME = threading.RLock()  # torch's generator and torch.export are the process's, not the thread's
