@@ -72,7 +72,7 @@ def test_data_parallelism_passes_in_any_type(name: str, tmp_path: Path) -> None:
     assert checked(name, ss.baselines.data_parallel, tmp_path).startswith("Checked 3 steps against ")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["bfloat16", "autocast", "autocast by CUDA's rules", "dropout", "local batch norm"])
 def test_random_strategies_pass_in_any_type(name: str, seed: int, tmp_path: Path) -> None:
     assert checked(name, lambda graph, topology: ss.baselines.random(graph, topology, seed=seed), tmp_path, ranks=3)

@@ -69,7 +69,7 @@ def assert_no_round_waits_for_itself(found: Plan) -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
 def test_no_round_waits_for_itself(name: str, devices: int) -> None:
-    for seed in range(8):
+    for seed in range(5):
         assert_no_round_waits_for_itself(planned(name, devices, seed))
 
 
