@@ -19,7 +19,7 @@ from ..loading import load_workload
 from ..report import save_events
 from ..simulator import simulate
 from ..strategy import Strategy
-from ..topology import Topology, kind_of
+from ..topology import Topology, is_kind, kind_of
 from .arguments import Case, StrategyName, costs_of, takes_case
 from .common import AsJson, milliseconds, print_all, print_json, say
 
@@ -253,11 +253,7 @@ def _warn_of_other_devices(topology: Topology, transport: Transport, place: torc
 
     own = "cpu" if place.type == "cpu" else kind_of(torch.cuda.get_device_properties(place).name)
     found = transport.exchange(own)
-    others = {(device.kind, kind) for device, kind in zip(topology.devices, found) if not _is_kind(kind, device.kind)}
+    others = {(device.kind, kind) for device, kind in zip(topology.devices, found) if not is_kind(kind, device.kind)}
     if others and transport.rank == 0:
         wanted, real = (", ".join(sorted({pair[i] for pair in others})) for i in (0, 1))
         say(f"Warning: the topology has {wanted}, but these ranks run on {real}: times are predicted for {wanted}.")
-
-
-def _is_kind(own: str, wanted: str) -> bool:
-    return own == wanted or (own == "cpu" and wanted.startswith("cpu"))

@@ -36,6 +36,11 @@ def kind_of(name: str) -> str:
     return words[0] if words else re.sub(r"\W+", "-", name.lower()).strip("-")
 
 
+def is_kind(own: str, wanted: str) -> bool:
+    """Whether a device of its own kind can play one of a topology's: any CPU plays any kind of CPU."""
+    return own == wanted or (own == "cpu" and wanted.startswith("cpu"))
+
+
 def nvlinks(matrix: str) -> dict[tuple[int, int], int]:
     """How many NVLinks join each pair, read from `nvidia-smi topo -m`."""
     found: dict[tuple[int, int], int] = {}

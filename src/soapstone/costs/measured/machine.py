@@ -12,7 +12,7 @@ import torch
 
 from ...errors import SoapstoneError
 from ...parts import freed_memory_kept
-from ...topology.detection import kind_of
+from ...topology.detection import is_kind, kind_of
 
 FORMAT = 2  # raise it where the same question gets another answer
 
@@ -40,7 +40,7 @@ class Machine:
     def check_kind(self, kind: str) -> None:
         """Raise SoapstoneError unless a topology's devices of that kind are this one."""
         own = kind_of(self.name) if self.type == "cuda" else "cpu"
-        if kind == own or (own == "cpu" and kind.startswith("cpu")):
+        if is_kind(own, kind):
             return
         raise SoapstoneError(
             f"times are measured on {self.type} ({self.name}), but the topology has {kind} devices; use a topology of "
