@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.models import CASES
+
 from .conftest import SEEDS
 from .models import MODELS
 
@@ -20,6 +22,17 @@ def test_random_strategies_train_like_one_device(
     for seed in range(SEEDS[ranks]):
         error = found.get(f"{name} {seed}", f"was never reached: {found.get('ranks')}")
         assert not error, f"seed {seed}: {error}"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ranks", SEEDS)
+def test_a_clipped_step_and_evaluation_equal_plain_torch(
+    ranks: int, name: str, outcomes: Callable[[int], dict[str, str]]
+) -> None:
+    found = outcomes(ranks)
+    error = found.get(f"{name} clipped", f"was never reached: {found.get('ranks')}")
+    assert not error, error
 
 
 @pytest.mark.timeout(200)

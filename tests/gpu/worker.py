@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 import soapstone as ss
 from soapstone.runtime import Transport
 from soapstone.runtime.transports import joined
+from tests.models import CASES
 from tests.training import SEED, Record, assert_same, train_rank
 
 from .models import MODELS, batches
@@ -37,6 +39,26 @@ def check(name: str, seed: int, transport: Transport, place: torch.device, wante
     assert_same(on_cpu(found), wanted)
 
 
+def check_clipping_and_evaluation(name: str, transport: Transport, place: torch.device) -> None:
+    """A clipped step, and the model's output after it, against plain PyTorch on the CPU."""
+    graph, topology, (batch,) = captured(name), ss.Topology.parse(f"h200:1x{transport.size}"), CASES[name].batches(1)
+    strategy = ss.baselines.random(graph, topology, seed=0)
+    plain = CASES[name].workload()
+    work = MODELS[name]().on(place)
+    torch.manual_seed(SEED)
+    parallel = ss.parallelize(work, graph, topology, strategy, transport=transport, dropout="replay")
+    ours, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (parallel, plain.model))
+    parallel.step(*batch)
+    torch.manual_seed(SEED)
+    plain.compute_loss(*batch).backward()  # type: ignore[no-untyped-call]
+    wanted = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1e-3)
+    torch.testing.assert_close(parallel.clip_grad_norm_(1e-3).cpu(), wanted, rtol=1e-9, atol=0)
+    ours.step()
+    theirs.step()
+    output = plain.model.eval()(*batch[:1])
+    torch.testing.assert_close(parallel.evaluate(*batch[:1]).cpu(), output, rtol=1e-9, atol=1e-12)
+
+
 def on_cpu(record: Record) -> Record:
     losses, state = [loss.cpu() for loss in record.losses], {n: t.cpu() for n, t in record.state.items()}
     return Record(losses, [{n: t.cpu() for n, t in step.items()} for step in record.gradients], state)
@@ -47,14 +69,20 @@ def main(folder: Path, seeds: int) -> None:
     torch.backends.cudnn.allow_tf32 = False
     outcomes: dict[str, str] = {}
     with joined("pytest tests/gpu") as (transport, place):
+
+        def note(case: str, act: Callable[..., None], *arguments: object) -> None:
+            try:
+                act(*arguments)
+                outcomes[case] = ""
+            except AssertionError:
+                outcomes[case] = traceback.format_exc()
+            (folder / f"rank{transport.rank}.json").write_text(json.dumps(outcomes))
+
+        for name in CASES:
+            note(f"{name} clipped", check_clipping_and_evaluation, name, transport, place)
         for name in MODELS:
             for seed in range(seeds):
-                try:
-                    check(name, seed, transport, place, wanted[name])
-                    outcomes[f"{name} {seed}"] = ""
-                except AssertionError:
-                    outcomes[f"{name} {seed}"] = traceback.format_exc()
-                (folder / f"rank{transport.rank}.json").write_text(json.dumps(outcomes))
+                note(f"{name} {seed}", check, name, seed, transport, place, wanted[name])
 
 
 if __name__ == "__main__":
