@@ -84,7 +84,12 @@ def predictions(graph: ss.OperatorGraph, topology: ss.Topology, folder: Path, pl
 
 def compare(make: Make, topology: ss.Topology, rounds: int, transport: Transport, place: torch.device) -> list[Row]:
     """On every rank; rank 0 predicts, and the others hear of it."""
-    graph = ss.capture(make())
+
+    def made() -> ss.Workload:
+        torch.manual_seed(0)  # alike on all ranks
+        return make().on(place)
+
+    graph = ss.capture(made())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         told = None
@@ -98,13 +103,12 @@ def compare(make: Make, topology: ss.Topology, rounds: int, transport: Transport
             strategies[name] = ss.Strategy.load(folder / f"{name}.json", graph, topology)
     if place.type == "cuda":  # a search may have chosen what a step of cuDNN's with fewer digits would hide
         for name in ("model", "searched"):
-            sentence = check(make().on(place), graph, strategies[name], transport=transport, place=place, seed=0)
+            sentence = check(made(), graph, strategies[name], transport=transport, place=place, seed=0)
             if transport.rank == 0:
                 print(f"{name}: {sentence}", flush=True)
-    torch.manual_seed(0)
     keep_freed_memory()
-    steps = [our_step(make().on(place), graph, strategy, transport) for strategy in strategies.values()]
-    steps = [waited(step, place) for step in (*steps, ddp_step(make().on(place)))]
+    steps = [our_step(made(), graph, strategy, transport) for strategy in strategies.values()]
+    steps = [waited(step, place) for step in (*steps, ddp_step(made()))]
     own = interleaved(rounds, *steps, before=lambda: transport.exchange(None))
     *ours, ddp = [[max(times) for times in zip(*of_rank)] for of_rank in zip(*transport.exchange(own))]
     rows = zip(told.items(), ours)

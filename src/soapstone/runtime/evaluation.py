@@ -33,8 +33,9 @@ class Evaluation:
 
         def prepare() -> Plan:
             count = len(work.inputs)
-            named = dict(zip([n for n, v in work.kwargs.items() if isinstance(v, torch.Tensor)], inputs[count:]))
-            example = replace(work, inputs=tuple(inputs[:count]), kwargs={**work.kwargs, **named})
+            moved = tuple(x.to(work.place) if isinstance(x, torch.Tensor) else x for x in inputs)
+            named = dict(zip([n for n, v in work.kwargs.items() if isinstance(v, torch.Tensor)], moved[count:]))
+            example = replace(work, inputs=moved[:count], kwargs={**work.kwargs, **named})
             graph = capture_output(example, training.graph)
             strategy = _like(graph, training.plan.simulation.strategy)
             simulation = simulate(graph, strategy.topology, strategy)

@@ -161,7 +161,7 @@ def device_type(work: Workload) -> str:
         raise CaptureError(
             f"the model lies on several devices, {first!r} on {one} and {second!r} on {other}; put all of it on one"
         )
-    place = next(iter(model), torch.device("cpu"))
+    place = work.place
     for number, tensor in enumerate(work.batch):
         if "meta" not in (place.type, tensor.device.type) and tensor.device != place:
             raise CaptureError(

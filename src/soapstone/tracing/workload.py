@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,6 +50,12 @@ class Workload:
         """The same in another floating-point type; the model itself is changed."""
         wanted: torch.dtype = getattr(torch, dtype)
         return self._with(self.model.to(wanted), lambda x: x.to(wanted) if x.is_floating_point() else x)
+
+    @property
+    def place(self) -> torch.device:
+        """Where the model lies, by its first tensor."""
+        tensors = chain(self.model.parameters(), self.model.buffers())
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def on(self, place: torch.device) -> Workload:
         """The same on a device; the model itself is moved."""
