@@ -1,6 +1,6 @@
-"""Training steps on a GPU, side by side: one rank against eager PyTorch and torch.compile, and data parallelism on NCCL
-ranks that share the GPU against DistributedDataParallel. Interleaved rounds, medians, and a bootstrap interval of their
-ratio. `python -m benchmarks.steps --gpu [MODEL ...]` runs it."""
+"""Training steps on a GPU, side by side: one rank, plain, as CUDA graphs and compiled, against eager PyTorch and
+torch.compile, and data parallelism on NCCL ranks that share the GPU against DistributedDataParallel. Interleaved
+rounds, medians, and a bootstrap interval of their ratio. `python -m benchmarks.steps --gpu [MODEL ...]` runs it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and which comparisons it takes part in: alone, compiled, distributed."""
+    """A model, and which comparisons it takes part in."""
 
     model: str
     batch: int
     sizes: dict[str, Any] = field(default_factory=dict)
     amp: str = ""
-    compared: str = "a"  # a: one rank; c: compiled; d: against DDP; k: compiled against DDP
+    compared: str = "a"  # a: one rank; c: compiled; g: as CUDA graphs; d: against DDP; k: compiled against DDP
 
     def request(self, batch_norm: str = "global") -> Request:
         options = {"chunk": 1, "batch_norm": batch_norm} | ({"amp": f"cuda:{self.amp}"} if self.amp else {})
@@ -57,8 +57,10 @@ CASES = {
     "Inception-v3": Case("inception-v3", 64, compared="ad"),
     "ResNet-101": Case("resnet-101", 64, compared="acdk"),
     "AlexNet": Case("alexnet", 256, compared="acdk"),
-    "RNNLM": Case("rnnlm", 64, compared="ad"),
-    "NMT": Case("nmt", 64, compared="a"),
+    "RNNLM": Case("rnnlm", 64, compared="agd"),
+    "NMT": Case("nmt", 64, compared="ag"),
+    "NMT, batch 8": Case("nmt", 8, compared="g"),
+    "LeNet": Case("lenet", 64, compared="g"),
     "GPT-2": Case("gpt2", 8, compared="a"),
     "GPT-2, bf16": Case("gpt2", 8, amp="bfloat16", compared="acdk"),
     "Llama of 6 layers, bf16": Case("llama", 4, SMALL_LLAMA, amp="bfloat16", compared="ac"),
@@ -91,11 +93,11 @@ def ddp_step(case: Case, work: ss.Workload, compiled: bool) -> Step:
     return plain_step(case, replace(work, model=model, inputs=inputs, targets=targets), False)
 
 
-def our_step(work: ss.Workload, graph: ss.OperatorGraph, transport: Transport, compiled: bool) -> tuple[Step, float]:
+def our_step(work: ss.Workload, graph: ss.OperatorGraph, transport: Transport, **options: Any) -> tuple[Step, float]:
     """A step under data parallelism, and what it is predicted to take."""
     topology = ss.Topology.parse(f"h200:1x{transport.size}")
     strategy = ss.baselines.data_parallel(graph, topology)
-    parallel = ss.parallelize(work, graph, topology, strategy, transport=transport, compile=compiled)
+    parallel = ss.parallelize(work, graph, topology, strategy, transport=transport, **options)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -119,10 +121,10 @@ class Row:
     predicted: float
 
 
-def alone_row(name: str, compiled: bool, rounds: int) -> Row:
+def alone_row(name: str, rounds: int, compiled: bool = False, graphed: bool = False) -> Row:
     case, place = CASES[name], torch.device("cuda", 0)
     graph = load_graph(case.request())
-    step, predicted = our_step(made(case, place), graph, alone(), compiled)
+    step, predicted = our_step(made(case, place), graph, alone(), compile=compiled, cuda_graphs=graphed)
     for _ in range(3):
         step()
     ours, plain = interleaved(rounds, step, plain_step(case, made(case, place), compiled))
@@ -133,7 +135,7 @@ def alone_row(name: str, compiled: bool, rounds: int) -> Row:
 def ddp_row(name: str, compiled: bool, transport: Transport, place: torch.device, rounds: int) -> Row:
     case = CASES[name]
     graph = load_graph(case.request("local"))
-    step, predicted = our_step(made(case, place), graph, transport, compiled)
+    step, predicted = our_step(made(case, place), graph, transport, compile=compiled)
     for _ in range(3):
         step()
 
@@ -146,8 +148,9 @@ def ddp_row(name: str, compiled: bool, transport: Transport, place: torch.device
     return Row(name, statistics.median(ours), ratio_of(ours, ddp), predicted)
 
 
-def show(title: str, against: str, rows: Sequence[Row]) -> None:
-    table = Table("model", "ours", f"against {against}", "predicted", title=title, title_justify="left")
+def show(title: str, against: str, rows: Sequence[Row], devices: int = 1) -> None:
+    predicted = f"predicted for {devices} whole H200{'s' * (devices > 1)}"
+    table = Table("model", "ours", f"against {against}", predicted, title=title, title_justify="left")
     for row in rows:
         table.add_row(row.name, f"{row.seconds * 1e3:.1f} ms", str(row.ratio), f"{row.predicted * 1e3:.1f} ms")
     console = Console(width=130)
@@ -170,20 +173,26 @@ def on_each_rank(names: Sequence[str], rounds: int) -> None:
                 how, suffix = (", compiled", " and torch.compile") if compiled else ("", "")
                 where = f"{transport.size} NCCL ranks of one {torch.cuda.get_device_name()}"
                 title = f"Data parallelism{how} on {where}, batch norm local, SGD"
-                show(title, f"DistributedDataParallel{suffix}", rows)
+                show(title, f"DistributedDataParallel{suffix}", rows, transport.size)
+
+
+ALONE: list[tuple[str, str, str, dict[str, bool]]] = [
+    ("a", "One rank", "eager PyTorch", {}),
+    ("g", "One rank, segments as CUDA graphs", "eager PyTorch", {"graphed": True}),
+    ("c", "One rank compiled", "torch.compile", {"compiled": True}),
+]
 
 
 def main(names: Sequence[str] = (), rounds: int = ROUNDS) -> None:
     """All models, or those whose names begin so."""
     chosen = [name for name in CASES if not names or any(name.lower().startswith(n.lower()) for n in names)]
-    for compiled, kind in ((False, "a"), (True, "c")):
+    for kind, title, against, options in ALONE:
         rows = []
         for name in chosen:
             if kind in CASES[name].compared:
-                rows.append(alone_row(name, compiled, rounds))
+                rows.append(alone_row(name, rounds, **options))
                 print(f"  {name}: {rows[-1].ratio}", file=sys.stderr, flush=True)
-        against = "torch.compile" if compiled else "eager PyTorch"
-        show(f"One rank{' compiled' if compiled else ''}, {torch.cuda.get_device_name()}, SGD", against, rows)
+        show(f"{title}, {torch.cuda.get_device_name()}, SGD", against, rows)
     command = [sys.executable, "-m", "benchmarks.gpu", json.dumps([list(chosen), rounds])]
     with shared_gpu(RANKS) as environments:
         path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}

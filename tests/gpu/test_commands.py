@@ -51,7 +51,7 @@ def test_calibration_measures_links_and_leaves_no_daemon(tmp_path: Path) -> None
     ("model", "options"),
     [
         (("gpt2", *SMALL), ("--amp", "bfloat16", "--compile", "-s", "data")),
-        (("gpt2", *SMALL), ("--dtype", "bfloat16", "-s", "model")),
+        (("gpt2", *SMALL), ("--dtype", "bfloat16", "-s", "model", "--cuda-graphs")),
         (("alexnet", "--batch", "16"), ("-s", "expert",)),
         (("resnet-101", "--batch", "16", "--size", "blocks=1,1,1,1"), ("--batch-norm", "local", "-s", "data")),
     ],

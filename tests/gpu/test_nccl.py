@@ -27,11 +27,12 @@ def test_random_strategies_train_like_one_device(
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ranks", SEEDS)
-def test_a_clipped_step_and_evaluation_equal_plain_torch(
-    ranks: int, name: str, outcomes: Callable[[int], dict[str, str]]
+@pytest.mark.parametrize("case", ["clipped", "graphed"])
+def test_clipping_evaluation_and_cuda_graphs_equal_plain_torch(
+    case: str, ranks: int, name: str, outcomes: Callable[[int], dict[str, str]]
 ) -> None:
     found = outcomes(ranks)
-    error = found.get(f"{name} clipped", f"was never reached: {found.get('ranks')}")
+    error = found.get(f"{name} {case}", f"was never reached: {found.get('ranks')}")
     assert not error, error
 
 

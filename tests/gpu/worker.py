@@ -28,14 +28,16 @@ def captured(name: str) -> ss.OperatorGraph:
     return ss.capture(MODELS[name]())
 
 
-def check(name: str, seed: int, transport: Transport, place: torch.device, wanted: Record) -> None:
+def check(
+    name: str, seed: int, transport: Transport, place: torch.device, wanted: Record, cuda_graphs: bool = False
+) -> None:
     graph = captured(name)
     topology = ss.Topology.parse(f"h200:1x{transport.size}")
     strategy = ss.baselines.random(graph, topology, seed=seed)
     work = MODELS[name]()
     given = batches(name, work)
     torch.manual_seed(SEED)
-    found = train_rank(work.on(place), graph, strategy, transport, given)
+    found = train_rank(work.on(place), graph, strategy, transport, given, cuda_graphs=cuda_graphs)
     assert_same(on_cpu(found), wanted)
 
 
@@ -80,6 +82,7 @@ def main(folder: Path, seeds: int) -> None:
 
         for name in CASES:
             note(f"{name} clipped", check_clipping_and_evaluation, name, transport, place)
+            note(f"{name} graphed", check, name, 1, transport, place, wanted[name], True)
         for name in MODELS:
             for seed in range(seeds):
                 note(f"{name} {seed}", check, name, seed, transport, place, wanted[name])

@@ -41,6 +41,7 @@ Check = Annotated[bool, typer.Option("--check", help="Compare losses and weights
 Trace = Annotated[Path | None, typer.Option(help="Write the last step's real timeline here, for ui.perfetto.dev.")]
 Dropout = Annotated[str, typer.Option(help="counter: masks by seed, step and element; replay: torch's own masks.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Run segments through torch.compile.")]
+Graphs = Annotated[bool, typer.Option("--cuda-graphs", help="Launch each segment as one CUDA graph.")]
 Seed = Annotated[int, typer.Option(help="Of the first weights, and of dropout.")]
 
 
@@ -89,6 +90,7 @@ class Run:
     dropout: str
     optimizer: str
     compiled: bool
+    graphed: bool
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < float("inf"):
@@ -119,6 +121,7 @@ def train(
     seed: Seed = 0,
     dropout: Dropout = "counter",
     compiled: Compile = False,
+    graphed: Graphs = False,
     check: Check = False,
     trace: Trace = None,
     as_json: AsJson = False,
@@ -129,7 +132,7 @@ def train(
 
     if trace is not None:
         check_writable(trace)
-    chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.optimizer, compiled)
+    chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.optimizer, compiled, graphed)
     with joined(EXAMPLE) as (transport, place):
         import torch
 
@@ -231,6 +234,7 @@ def _parallel(
         transport=transport,
         device=place,
         compile=wanted.compiled,
+        cuda_graphs=wanted.graphed,
         **case.running,
     )
 
@@ -241,7 +245,7 @@ def _check(
     from ..runtime.checking import check
 
     running = {name: value for name, value in case.running.items() if name != "optimizer"}
-    running["compile"] = wanted.compiled
+    running |= {"compile": wanted.compiled, "cuda_graphs": wanted.graphed}
     found = check(work, case.graph, strategy, transport=transport, place=place, seed=wanted.seed, **running)
     if transport.rank == 0:
         say(found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,12 +32,15 @@ class Recording:
     """A recorded function: `run` does it again on other inputs of the same shapes."""
 
     def __init__(
-        self, graph: fx.Graph, constants: dict[str, torch.Tensor], places: list[Place], views: list[int]
-    ) -> None:
+        self, graph: fx.Graph, constants: dict[str, torch.Tensor], places: list[Place],
+        views: list[int], differentiable: list[bool],
+    ) -> None:  # fmt: skip
         self.graph, self._constants, self._places = graph, constants, places
         self._views = views  # the outputs that show another tensor
+        self._differentiable = differentiable  # by output
         self._module: fx.GraphModule | None = None
-        self._compiled: Callable[..., Outputs] | None = None
+        self._faster: Callable[..., Outputs] | None = None
+        self._lasting: frozenset[int] | None = None
 
     @property
     def module(self) -> fx.GraphModule:
@@ -46,9 +49,18 @@ class Recording:
             self._module = fx.GraphModule(root, self.graph, "Segment")
         return self._module
 
-    def compile(self, compiled: bool = True) -> None:
-        """Let torch.compile make kernels of it when it runs next, or go back to torch's own."""
-        self._compiled = torch.compile(self._without_views(), fullgraph=True, dynamic=False) if compiled else None
+    def compile(self) -> None:
+        """Let torch.compile make kernels of it when it runs next."""
+        self._faster = torch.compile(self._without_views(), fullgraph=True, dynamic=False)
+
+    def keep_launches(self, lasting: Iterable[int]) -> None:
+        """Keep what it launches as CUDA graphs, forward and backward, when it runs next. They read and write the same
+        memory each time: the `lasting` inputs, by number, where they are, the others from copies."""
+        self._lasting = frozenset(lasting)
+
+    def restore(self) -> None:
+        """Go back to torch's own kernels, launched one by one."""
+        self._faster = self._lasting = None
 
     def _without_views(self) -> fx.GraphModule:
         """The same with every output in memory of its own: torch's cache on disk gives views back with wrong shapes."""
@@ -62,9 +74,21 @@ class Recording:
 
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None) -> Outputs:
         masks = [draws.keep(place) for place in self._places] if draws is not None else []
-        act = self.module.forward if self._compiled is None else self._compiled
-        outputs: Outputs = act(*inputs, *masks)
-        return outputs
+        if self._lasting is not None:
+            self._faster = self._graphed([*inputs, *masks], self._lasting)
+            self._lasting = None
+        act = self.module.forward if self._faster is None else self._faster
+        return list(act(*inputs, *masks))
+
+    def _graphed(self, inputs: Sequence[torch.Tensor], lasting: frozenset[int]) -> Callable[..., Outputs]:
+        act = self.module.forward if self._faster is None else self._faster
+        own = [x if i in lasting else x.detach().clone().requires_grad_(x.requires_grad) for i, x in enumerate(inputs)]
+        kept: Any = torch.cuda.make_graphed_callables(lambda *xs: tuple(act(*xs)), tuple(own), allow_unused_input=True)
+
+        def run(*given: torch.Tensor) -> Outputs:  # to autograd, all of a graph's outputs look differentiable
+            return [y if needed else y.detach() for y, needed in zip(kept(*given), self._differentiable)]
+
+        return run
 
 
 def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | None) -> tuple[Recording, Outputs]:
@@ -78,7 +102,9 @@ def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | No
     recorder.graph.output([recorder.node_of(tensor) for tensor in outputs])
     recorder.graph.eliminate_dead_code()
     views = [i for i, y in enumerate(outputs) if y._is_view() and all(y is not x for x in inputs)]
-    return Recording(recorder.graph, recorder.constants, [] if seen is None else seen.places, views), outputs
+    differentiable = [y.requires_grad for y in outputs]
+    places = [] if seen is None else seen.places
+    return Recording(recorder.graph, recorder.constants, places, views, differentiable), outputs
 
 
 class _SeenDraws:

@@ -196,7 +196,7 @@ def _one_device(work: Workload, graph: OperatorGraph, strategy: Strategy, runnin
         return Configuration(strategy[name].degrees, (0,) * len(strategy[name].devices))
 
     whole = Strategy(graph, one, {op.name: configured(op.name) for op in graph.ops})
-    running = running | {"compile": False}
+    running = running | {"compile": False, "cuda_graphs": False}
     return _trained(parallelize(work, graph, one, whole, transport=alone(), **running), work)
 
 

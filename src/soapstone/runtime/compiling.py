@@ -1,29 +1,32 @@
-"""Which segments run compiled. One that torch.compile does not take runs as it was recorded, and is named once."""
+"""Which segments run compiled or as CUDA graphs. One that cannot runs as it was recorded, and is named once."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ..parts import Recording
 
 T = TypeVar("T")
 
-SEGMENT_BYTES = 25 * 2**20  # of gradients that a compiled segment completes; DistributedDataParallel's bucket
+SEGMENT_BYTES = 25 * 2**20  # of gradients that such a segment completes; DistributedDataParallel's bucket
 
 
 class Compiler:
     """Tries each segment's forward, then its backward, which torch compiles when it first runs. `name` tells the ops of
     a segment."""
 
-    def __init__(self, name: Callable[[int], str]) -> None:
-        self._name = name
+    def __init__(self, name: Callable[[int], str], compiled: bool, graphed: bool) -> None:
+        self._name, self._compiled, self._graphed = name, compiled, graphed
         self._untried: set[tuple[int, str]] = set()
 
-    def add(self, number: int, recording: Recording) -> None:
-        """Compile a segment from now on."""
-        recording.compile()
+    def add(self, number: int, recording: Recording, lasting: Iterable[int]) -> None:
+        """Compile a segment from now on; some of its inputs stay where they are in memory."""
+        if self._compiled:
+            recording.compile()
+        if self._graphed:
+            recording.keep_launches(lasting)
         self._untried |= {(number, "forward"), (number, "backward")}
 
     def attempt(self, number: int, direction: str, recording: Recording, act: Callable[[], T]) -> T:
@@ -35,7 +38,8 @@ class Compiler:
             return act()
         except Exception as error:  # whatever torch.compile raises
             reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
-            warnings.warn(f"{self._name(number)} does not compile and runs as before: {reason}", stacklevel=2)
-            recording.compile(False)
+            what = "does not compile" if self._compiled else "cannot be a CUDA graph"
+            warnings.warn(f"{self._name(number)} {what} and runs as before: {reason}", stacklevel=2)
+            recording.restore()
             self._untried.discard((number, "backward"))
         return act()

@@ -52,6 +52,7 @@ class Executor:
     def __init__(
         self, plan: Plan, device: int, ranks: Sequence[int], store: Store, transport: Transport,
         draws: CounterDraws | ReplayDraws, place: torch.device, training: bool = True, compiled: bool = False,
+        graphed: bool = False,
     ) -> None:  # fmt: skip
         self.plan, self.placement, self.graph = plan, plan.placement, plan.placement.graph
         self.device, self.ranks, self.store, self.transport, self.draws = device, ranks, store, transport, draws
@@ -60,7 +61,7 @@ class Executor:
         self.weaver = Weaver(plan.placement, device, store.shards, place)
         self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.recordings: dict[int, Recording] = {}
-        self._compiler = Compiler(self._ops_of) if compiled else None
+        self._compiler = Compiler(self._ops_of, compiled, graphed) if compiled or graphed else None
         self._weighed = self.weaver.windows.takes(self.weaver.weighing)
         self._takes = {i: self.weaver.windows.takes(s) for i, s in enumerate(plan.segments) if s.device == device}
         takers = Counter(key for takes in self._takes.values() for key in takes)
@@ -199,7 +200,8 @@ class Executor:
                 number, lambda xs, draws: self.weaver.run(segment, dict(zip(takes, xs)), draws), inputs
             )
             if self._compiler is not None:
-                self._compiler.add(number, self.recordings[number])
+                lasting = (i for i, key in enumerate(takes) if key.what == "state")
+                self._compiler.add(number, self.recordings[number], lasting)
             return outputs
         recording = self.recordings[number]
         return self._compiler.attempt(number, "forward", recording, lambda: recording.run(inputs, self.draws))

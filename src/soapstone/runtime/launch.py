@@ -40,6 +40,7 @@ def parallelize(
     device: torch.device | str | None = None,
     transport: Transport | None = None,
     compile: bool = False,
+    cuda_graphs: bool = False,
 ) -> Parallel:
     """Make this rank's share of a model under a strategy; every rank calls it.
 
@@ -48,9 +49,9 @@ def parallelize(
     model on the meta device gets its first values here, one shard at a time. Where weights differ, every rank gets
     rank 0's, or an error with `weights="verify"`. `dropout="replay"` draws torch's own masks, going on from its
     generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`, None joins gradients as suits the
-    devices. `compile` runs segments through torch.compile, from the second step on; what does not compile runs as
-    without it. Raises a SoapstoneError on every rank where any rank's arguments, plan or weights do not fit, before any
-    tensor moves.
+    devices. `compile` runs segments through torch.compile, `cuda_graphs` launches each as one CUDA graph, from the
+    second step on; what cannot runs as without it. Raises a SoapstoneError on every rank where any rank's arguments,
+    plan or weights do not fit, before any tensor moves.
     """
     place = _place(work, device)
     transport = default_transport(place) if transport is None else transport
@@ -58,20 +59,24 @@ def parallelize(
 
     def prepare() -> tuple[Simulation, list[int]]:
         _check_arguments(work, graph, dropout, weights)
+        if cuda_graphs and place.type != "cuda":
+            raise RankError(f"cuda_graphs=True is for ranks on GPUs, but these are on {place}; leave it out")
         chosen = _ranks(topology, ranks, size)
         joined = bucket_bytes_of(topology) if bucket_bytes is None else bucket_bytes
         return simulate(graph, topology, strategy, costs=costs, optimizer=optimizer, bucket_bytes=joined), chosen
 
     simulation, chosen = agree(transport, prepare)
     random_state = torch.get_rng_state()
-    plan, seed = _common_plan(transport, simulation, work, place, dropout, weights, random_state, chosen, compile)
+    plan, seed = _common_plan(
+        transport, simulation, work, place, dropout, weights, random_state, chosen, (compile, cuda_graphs)
+    )
     mine = chosen.index(transport.rank) if transport.rank in chosen else -1
 
     def build() -> Parallel:
         values = materialised(work.model, seed) if is_meta(work.model) else state_of(work.model).items()
         store = Store(simulation, mine, values, place)
         draws = CounterDraws(seed, place) if dropout == "counter" else ReplayDraws(graph, random_state, place)
-        executor = Executor(plan, mine, chosen, store, transport, draws, place, compiled=compile)
+        executor = Executor(plan, mine, chosen, store, transport, draws, place, compiled=compile, graphed=cuda_graphs)
         return Parallel(work, executor, store, transport)
 
     parallel = agree(transport, build)
@@ -125,7 +130,7 @@ def _check_arguments(work: Workload, graph: OperatorGraph, dropout: str, weights
 
 def _common_plan(
     transport: Transport, simulation: Simulation, work: Workload, place: torch.device, dropout: str, weights: str,
-    random_state: torch.Tensor, ranks: list[int], compiled: bool,
+    random_state: torch.Tensor, ranks: list[int], compiled: tuple[bool, bool],
 ) -> tuple[Plan, int]:  # fmt: skip
     """Rank 0's order and seed, once all ranks have shown that they have the same tasks, weights and random state."""
     meta = is_meta(work.model)
@@ -140,7 +145,7 @@ def _common_plan(
     }
     first = transport.rank == 0
     rows = simulation.order
-    most_bytes = SEGMENT_BYTES if compiled else None
+    most_bytes = SEGMENT_BYTES if any(compiled) else None
     plan = Plan(simulation, rows, transport.size, most_bytes=most_bytes) if first else None
     mine = (facts, (rows, plan.order, torch.initial_seed()) if plan is not None else None)
     everyone = transport.exchange(mine)
@@ -161,7 +166,7 @@ _SEED = "call torch.manual_seed with the same number on every rank before making
 _REMEDIES = {
     "the plan": "give every rank the same graph, topology, strategy and ranks",
     "the dropout mode": "pass the same dropout= on every rank",
-    "whether to compile": "pass the same compile= on every rank",
+    "whether to compile": "pass the same compile= and cuda_graphs= on every rank",
     "whether to verify weights": "pass the same weights= on every rank",
     "the meta device": "build the model on the same kind of device on every rank",
     "the initial weights": f"{_SEED}, load the same checkpoint, or pass weights='broadcast'",
