@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STUB := src/soapstone/_core.pyi
-CORE_SOURCES := CMakeLists.txt $(wildcard cpp/*.cpp cpp/*.hpp cpp/*.h)
+CORE_SOURCES := CMakeLists.txt $(wildcard cpp/*/*.cpp cpp/*/*.hpp)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 # What stubtest says of nanobind's own function, class and enum types, whatever the stub holds.
 NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at runtime|but runtime is not$$|\.__nb_enum__ is not present|__init__ is inconsistent, stub does not have \*
@@ -34,7 +34,7 @@ test: lint types check-stub unit  ## everything that must hold before a commit
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror cpp/*.cpp cpp/*.hpp
+	$(BIN)/clang-format --dry-run -Werror cpp/*/*.cpp cpp/*/*.hpp
 
 types: setup
 	$(BIN)/mypy

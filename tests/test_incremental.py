@@ -22,7 +22,7 @@ from .chains import SMALL, configurations, graph_of, limit_of, moves, play_all, 
 
 TOPOLOGIES = ["cpu:1x2", "cpu:1x5", "k80:2x4", "h100:1x2+a100:1x3", "p100:4x4"]  # shared links, odd counts, mixed kinds
 FAMILIES = ["mlp", "cnn", "lstm", "crop", "shared", *SMALL]
-PROPOSALS = 350  # of each model on each topology: 22,750 in all
+PROPOSALS = 250  # of each model on each topology: 16,250 in all
 
 
 @pytest.mark.parametrize("name", FAMILIES)

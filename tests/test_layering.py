@@ -133,6 +133,51 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
     return found
 
 
+ROOMS = ["support", "geometry", "machine", "tasks", "bounds", "engines", "search", "bindings"]
+CORE = Path(__file__).parents[1] / "cpp"
+
+
+def find_core_violations(sources: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each include of the core that goes up, to no file, or round in a circle."""
+    found = [f"{path}: is in no room" for path in sources if path.partition("/")[0] not in ROOMS]
+    edges: dict[str, set[str]] = defaultdict(set)
+    for path, source in [] if found else sources.items():
+        for line, text in enumerate(source.splitlines(), 1):
+            if not text.startswith('#include "'):
+                continue
+            target = text.split('"')[1]
+            if target not in sources:
+                found.append(f"{path}:{line}: includes {target}, which has no file")
+            elif ROOMS.index(target.partition("/")[0]) > ROOMS.index(path.partition("/")[0]):
+                found.append(f"{path}:{line}: includes {target}, whose room comes later")
+            edges[path].add(target)
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        found.append("include cycle: " + " -> ".join(reversed(error.args[1])))
+    return found
+
+
+def test_the_core_keeps_the_order_of_its_rooms() -> None:
+    sources = {path.relative_to(CORE).as_posix(): path.read_text(encoding="utf-8") for path in CORE.rglob("*.?pp")}
+    assert {path.partition("/")[0] for path in sources} == set(ROOMS)
+    assert find_core_violations(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "sentence"),
+    [
+        ({"geometry/a.hpp": '\n#include "tasks/b.hpp"', "tasks/b.hpp": ""}, "geometry/a.hpp:2: includes tasks/b.hpp"),
+        ({"tasks/a.hpp": '#include "b.hpp"'}, "which has no file"),
+        ({"cellar/a.hpp": ""}, "cellar/a.hpp: is in no room"),
+        ({"tasks/a.hpp": '#include "tasks/b.hpp"', "tasks/b.hpp": '#include "tasks/a.hpp"'}, "include cycle: "),
+    ],
+)
+def test_the_check_finds_includes_that_are_wrong(sources: dict[str, str], sentence: str) -> None:
+    (violation,) = find_core_violations(sources)
+    assert sentence in violation
+
+
 def test_the_package_keeps_the_order() -> None:
     files = [path for pattern in ("*.py", "*.pyi") for path in sorted(FOLDER.rglob(pattern))]
     assert files

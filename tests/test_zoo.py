@@ -66,7 +66,7 @@ def reference(name: str) -> Record:
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_zoo_model_trains_like_one_device(name: str, seed: int) -> None:
     graph, topology = captured(name), ss.Topology.parse(f"cpu:1x{2 + seed}")
     chosen = ss.baselines.data_parallel if seed == 0 else None

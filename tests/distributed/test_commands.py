@@ -64,11 +64,11 @@ def test_calibration_becomes_a_topology_that_training_is_predicted_with(tmp_path
 
 
 def two_agents(folder: Path, *command: str) -> list[tuple[str, str]]:
-    """What two torchrun agents, as two nodes of two ranks each, write to standard output and error."""
+    """What two torchrun agents, as two nodes of a rank each, write to standard output and error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     meeting = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     agents = [
         subprocess.Popen(
@@ -92,7 +92,7 @@ def two_agents(folder: Path, *command: str) -> list[tuple[str, str]]:
 def test_two_nodes_on_loopback_are_calibrated_and_train_together(tmp_path: Path) -> None:
     here = tmp_path / "here.yaml"
     two_agents(tmp_path, "calibrate", "-o", str(here))
-    assert [device.node for device in ss.Topology.load(here).devices] == [0, 0, 1, 1]
+    assert [device.node for device in ss.Topology.load(here).devices] == [0, 1]
     outputs = two_agents(tmp_path, "train", *MODEL, "-t", str(here), "--steps", "2", "--check")
     assert "a step" in outputs[0][0]
     assert "Checked 3 steps against one device" in outputs[0][1]

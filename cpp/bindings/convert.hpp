@@ -1,0 +1,71 @@
+// How values cross between Python and the core: columns as arrays, boxes and holds as pairs, configurations as
+// (degrees, devices).
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "geometry/boxes.hpp"
+#include "geometry/configuration.hpp"
+#include "machine/hold.hpp"
+
+namespace nb = nanobind;
+
+template <typename T>
+using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+using NumpyColumn = nb::ndarray<nb::numpy, const T, nb::ndim<1>, nb::c_contig>;
+
+template <typename T>
+std::vector<T> to_vector(const Column<T>& column) {
+  return {column.data(), column.data() + column.size()};
+}
+
+template <typename T>
+auto to_array(std::vector<T>&& values) {
+  auto* column = new std::vector<T>(std::move(values));
+  nb::capsule owner(column, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(column->data(), {column->size()}, owner);
+}
+
+using HoldPairs = std::vector<std::pair<int32_t, int64_t>>;
+
+inline HoldPairs to_pairs(const std::vector<soapstone::Hold>& holds) {
+  HoldPairs pairs;
+  for (const soapstone::Hold& hold : holds) pairs.emplace_back(hold.resource, hold.duration);
+  return pairs;
+}
+
+using BoxPairs = std::vector<std::pair<int64_t, int64_t>>;
+inline BoxPairs to_pairs(const soapstone::Box& box) {
+  BoxPairs pairs;
+  for (const auto& interval : box) pairs.emplace_back(interval.lo, interval.hi);
+  return pairs;
+}
+
+inline std::vector<BoxPairs> to_pairs(const std::vector<soapstone::Box>& boxes) {
+  std::vector<BoxPairs> result;
+  for (const auto& box : boxes) result.push_back(to_pairs(box));
+  return result;
+}
+
+using soapstone::Configuration;
+using ConfigurationPair = std::pair<std::vector<int32_t>, std::vector<int32_t>>;
+
+inline std::vector<Configuration> to_strategy(const std::vector<ConfigurationPair>& pairs) {
+  std::vector<Configuration> strategy;
+  for (const auto& [degrees, devices] : pairs) strategy.push_back({degrees, devices});
+  return strategy;
+}
+
+inline std::vector<ConfigurationPair> to_pairs(const std::vector<Configuration>& strategy) {
+  std::vector<ConfigurationPair> pairs;
+  for (const auto& configuration : strategy) pairs.emplace_back(configuration.degrees, configuration.devices);
+  return pairs;
+}

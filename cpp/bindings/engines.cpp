@@ -1,0 +1,70 @@
+#include "bindings/convert.hpp"
+#include "bindings/memory.hpp"
+#include "bindings/rooms.hpp"
+#include "engines/simulator.hpp"
+
+namespace {
+
+using ChangePairs = std::vector<std::pair<int32_t, ConfigurationPair>>;
+
+std::optional<int64_t> propose(soapstone::Simulator& self, const ChangePairs& changes, std::optional<int64_t> limit,
+                               int32_t method) {
+  std::vector<std::pair<int32_t, Configuration>> native;
+  for (const auto& [op, configuration] : changes) native.push_back({op, {configuration.first, configuration.second}});
+  return self.propose(native, limit.value_or(INT64_MAX), static_cast<soapstone::Method>(method));
+}
+
+// (key, ready, end) of the last play's tasks, by (ready, key).
+auto timeline_of(const soapstone::Simulator& self) {
+  std::vector<uint64_t> keys;
+  std::vector<int64_t> ready, end;
+  self.engine().each([&](int32_t slot, int64_t from, int64_t until) {
+    keys.push_back(self.graph.pool.tasks[slot].key);
+    ready.push_back(from);
+    end.push_back(until);
+  });
+  return std::tuple(to_array(std::move(keys)), to_array(std::move(ready)), to_array(std::move(end)));
+}
+
+}  // namespace
+
+void bind_engines(nb::module_& m) {
+  using soapstone::Simulator;
+  nb::class_<Simulator>(m, "Simulator")
+      .def(
+          "__init__",
+          [](Simulator* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
+             const soapstone::Times& times) { new (self) Simulator(graph, machine, times); },
+          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          nb::keep_alive<1, 4>())
+      .def(
+          "begin",
+          [](Simulator& self, const std::vector<ConfigurationPair>& strategy) {
+            return self.begin(to_strategy(strategy));
+          },
+          nb::arg("strategy"), "Play the first strategy and return its makespan.")
+      .def(
+          "propose", propose, nb::arg("changes"), nb::arg("limit").none(), nb::arg("method"),
+          "The makespan in ns of a change, or None where it passes the limit and is rejected already. Methods: 0 full, "
+          "1 resume, 2 delta.")
+      .def("accept", &Simulator::accept)
+      .def("reject", &Simulator::reject)
+      .def("look_closely", &Simulator::look_closely,
+           "Find every chance to rejoin the old play, however dear: for tests.")
+      .def("timeline", timeline_of, "(key, ready, end) of every task, by (ready, key).")
+      .def(
+          "memory", [](Simulator& self) { return memory_of(self.graph); }, memory_doc)
+      .def(
+          "memory_bound",
+          [](Simulator& self, int64_t num_states) { return to_array(self.graph.memory_bound(num_states)); },
+          nb::arg("num_states"), bound_doc)
+      .def_prop_ro("is_open", &Simulator::is_open)
+      .def_prop_ro("makespan", &Simulator::makespan)
+      .def_prop_ro("bound", &Simulator::bound)
+      .def_prop_ro("num_served", [](const Simulator& self) { return self.engine().num_served(); })
+      .def_prop_ro("num_tasks", [](const Simulator& self) { return self.engine().num_tasks(); })
+      .def_prop_ro("seconds", &Simulator::seconds,
+                   "Of all proposals, by phase: ops' blocks, flows and syncs, bounds, links, play, undo, accept.")
+      .def_prop_ro("num_unplayed", &Simulator::num_unplayed)
+      .def_prop_ro("num_cut_short", &Simulator::num_cut_short);
+}

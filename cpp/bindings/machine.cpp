@@ -1,0 +1,84 @@
+#include "machine/machine.hpp"
+#include "bindings/convert.hpp"
+#include "bindings/rooms.hpp"
+#include "machine/times.hpp"
+
+namespace {
+
+std::pair<HoldPairs, int64_t> transfer(const soapstone::Topology& self, int32_t source, int32_t target, int64_t bytes) {
+  std::vector<soapstone::Hold> holds;
+  const int64_t latency = self.transfer(source, target, bytes, holds);
+  return {to_pairs(holds), latency};
+}
+
+std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const std::vector<int32_t>& devices,
+                                         int64_t bytes) {
+  std::vector<soapstone::Hold> holds;
+  const int64_t latency = self.all_reduce(devices, bytes, holds);
+  return {to_pairs(holds), latency};
+}
+
+using TimesTuple = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+
+void set_times(soapstone::Times& self, int32_t op, const std::vector<int32_t>& degrees, int32_t kind,
+               const std::vector<TimesTuple>& times) {
+  std::vector<soapstone::PartTimes> by_extents;
+  for (const auto& [forward, backward, finish_forward, finish_backward] : times)
+    by_extents.push_back({forward, backward, finish_forward, finish_backward});
+  self.set(op, degrees, kind, std::move(by_extents));
+}
+
+void bind_topology(nb::module_& m) {
+  using soapstone::Link;
+  using soapstone::Topology;
+  nb::class_<Link>(m, "Link").def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool, double>(),
+                                  nb::arg("source"), nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"),
+                                  nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"), nb::arg("summing"));
+  nb::class_<Topology>(m, "Topology")
+      .def(nb::init<int32_t, int32_t, std::vector<int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
+           nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"))
+      .def_prop_ro("num_devices", &Topology::num_devices)
+      .def_prop_ro("num_resources", &Topology::num_resources)
+      .def("route", &Topology::route, nb::arg("source"), nb::arg("target"))
+      .def("transfer", transfer, nb::arg("source"), nb::arg("target"), nb::arg("bytes"),
+           "Return ([(resource, ns), ...], latency in ns) of one message.")
+      .def("all_reduce", all_reduce, nb::arg("devices"), nb::arg("bytes"),
+           "Return ([(resource, ns), ...], latency in ns) of an all-reduce: the better of ring and tree.");
+}
+
+void bind_times(nb::module_& m) {
+  using soapstone::Times;
+  nb::class_<Times>(m, "Times")
+      .def(nb::init<const soapstone::Graph&, std::vector<int32_t>>(), nb::arg("graph"), nb::arg("alike"),
+           nb::keep_alive<1, 2>(), "`alike` names, by op, the op that it shares its times with.")
+      .def(
+          "extents",
+          [](const Times& self, int32_t op, const std::vector<int32_t>& degrees) {
+            return self.extents(op, degrees).distinct;
+          },
+          nb::arg("op"), nb::arg("degrees"), "The distinct extents of an op's parts.")
+      .def("has", &Times::has, nb::arg("op"), nb::arg("degrees"), nb::arg("kind"))
+      .def("set", set_times, nb::arg("op"), nb::arg("degrees"), nb::arg("kind"), nb::arg("times"),
+           "Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents.");
+  using soapstone::Machine;
+  nb::class_<Machine>(m, "Machine")
+      .def(
+          "__init__",
+          [](Machine* self, const soapstone::Topology& topology, std::vector<int32_t> kinds,
+             std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
+            const auto count = static_cast<size_t>(topology.num_devices());
+            if (kinds.size() != count || update_ns_per_element.size() != count)
+              throw std::invalid_argument("a machine needs a kind and an update time for each device");
+            new (self)
+                Machine{topology, std::move(kinds), std::move(update_ns_per_element), update_overhead, bucket_bytes};
+          },
+          nb::arg("topology"), nb::arg("kinds"), nb::arg("update_ns_per_element"), nb::arg("update_overhead"),
+          nb::arg("bucket_bytes"));
+}
+
+}  // namespace
+
+void bind_machine(nb::module_& m) {
+  bind_topology(m);
+  bind_times(m);
+}

@@ -1,0 +1,208 @@
+#include "bounds/bounds.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace soapstone {
+
+// Fills the tails behind a backward, its combine and its finish; returns what follows once the op can begin backward.
+int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
+  const auto& [least, sum, combines, finishes, has_copies] = weights_.op(op);
+  int64_t tail = sum == uncounted ? 0 : sum + tails_[graph.sync_tail()];
+  for (const auto& [maker, weight] : weights_.backward(op))
+    if (weight != uncounted) tail = std::max(tail, weight + head_backward_[maker]);
+  tails_[graph.tail_of(op, role_backward)] = tail;
+  int64_t head = tail + least[role_backward];
+  if (!combines) return head;
+  tails_[graph.tail_of(op, role_combine_backward)] = head;
+  head += least[role_combine_backward];
+  if (!finishes) return head;
+  tails_[graph.tail_of(op, role_finish_backward)] = head;
+  return head + least[role_finish_backward];
+}
+
+// Likewise for forward.
+int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
+  const auto& [least, sum, combines, finishes, has_copies] = weights_.op(op);
+  const bool ends = op == graph.exit();
+  int64_t tail = graph.meets_at_loss() && !ends ? behind_loss_ : graph.graph.ops[op].backward ? head_backward_[op] : 0;
+  for (const auto& [reader, weight] : weights_.forward(op)) {
+    if (finishes && has_copies) break;  // some copy may have no reader
+    if (weight != uncounted) tail = std::max(tail, weight + head_forward_[reader]);
+  }
+  if (combines) {
+    if (finishes) {
+      tails_[graph.tail_of(op, role_finish_forward)] = tail;
+      tail += least[role_finish_forward];
+    }
+    if (ends) tail = std::max(tail, behind_loss_);
+    tails_[graph.tail_of(op, role_combine_forward)] = tail;
+    tail += least[role_combine_forward];
+  } else if (ends) {
+    tail = std::max(tail, behind_loss_);
+  }
+  tails_[graph.tail_of(op, role_forward)] = tail;
+  return tail + least[role_forward];
+}
+
+// The most that a resource serves in backward, with what at least comes behind a link's last task.
+int64_t Bounds::least_behind(const TaskGraph& graph, const Followers* followers, int64_t last) const {
+  const auto& exit = *graph.ops[graph.exit()].block;
+  int64_t most = head_backward_[graph.exit()] + (exit.finish_forward.empty() ? 0 : exit.least[role_finish_forward]);
+  if (followers) most = std::max(most, messages_backward(graph, *followers));
+  const int32_t num_devices = graph.machine.topology.num_devices();
+  for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.behind.size()); ++i)
+    most = std::max(most, graph.idle.behind[i] + graph.totals.behind[i] + (i < num_devices ? 0 : last));
+  return most;
+}
+
+// From the loss to the end of any of an op's backwards.
+int64_t Bounds::ended(const TaskGraph& graph, const Followers& followers, int32_t op) const {
+  if (!has(before_, op)) return followers.lead[op];
+  if (!graph.is_changing(op)) return 0;
+  int64_t lead = 0;
+  for (const auto& output : graph.graph.ops[op].outputs)
+    if (graph.is_routed(output.tensor) && graph.flows[output.tensor]->all_return)
+      lead = std::max(lead, gradient(graph, followers, output.tensor));
+  return lead + graph.ops[op].block->least[role_backward];
+}
+
+// From the loss to when the gradient of any part of a tensor is there: behind every op that reads all parts, and behind
+// the messages, which come from the first reader on.
+int64_t Bounds::gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const {
+  const auto& block = *graph.flows[tensor];
+  const auto& readers = graph.graph.tensors[tensor].readers;
+  int64_t first = INT64_MAX, last = 0;
+  for (size_t i = 0; i < readers.size(); ++i) {
+    const int32_t reader = readers[i].first;
+    if (!graph.graph.ops[reader].backward) continue;
+    const int64_t lead = has(before_, reader) ? 0 : followers.lead[reader];
+    first = std::min(first, lead);
+    if (block.weight_forward[i] != uncounted) last = std::max(last, lead);
+  }
+  return std::max(last, first + block.arrival_backward);
+}
+
+// A resource that serves many messages of one tensor does so one by one, between the first that can be sent and what
+// comes behind the last.
+int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& followers) const {
+  int64_t most = 0;
+  for (const int32_t tensor : graph.routed()) {
+    const auto& block = *graph.flows[tensor];
+    if (block.most_backward == 0) continue;
+    int64_t begin = INT64_MAX;
+    for (const auto& [reader, input] : graph.graph.tensors[tensor].readers)
+      if (graph.graph.ops[reader].backward) begin = std::min(begin, ended(graph, followers, reader));
+    most = std::max(most, begin + block.most_backward + head_backward_[graph.graph.tensors[tensor].producer]);
+  }
+  return most;
+}
+
+// From when the first of a changed op's inputs is there to the end of any of its forwards.
+int64_t Bounds::made(const TaskGraph& graph, int32_t op) const {
+  int64_t arrival = 0;
+  for (const auto& [tensor, reader] : graph.reads(op))
+    if (graph.is_routed(tensor) && !graph.is_changing(graph.graph.tensors[tensor].producer))
+      arrival = std::max(arrival, graph.flows[tensor]->arrival_forward[reader]);
+  return arrival + graph.ops[op].block->least[role_forward];
+}
+
+int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
+  int64_t most = 0;
+  for (const int32_t tensor : graph.routed()) {
+    const auto& block = *graph.flows[tensor];
+    if (block.most_forward == 0) continue;
+    const int32_t producer = graph.graph.tensors[tensor].producer;
+    const int64_t begin = first + (graph.is_changing(producer) ? made(graph, producer) : 0);
+    most = std::max(most, begin + block.most_forward + behind_message(weights_.tensors()[tensor]));
+  }
+  return most;
+}
+
+// Whoever reads it.
+int64_t Bounds::behind_message(const Weights::TensorWeights& tensor) const {
+  int64_t least = INT64_MAX;
+  for (const auto& [reader, weight] : weights_.readers(tensor)) least = std::min(least, head_forward_[reader]);
+  return least;
+}
+
+void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
+  const size_t words = (graph.ops.size() + 63) / 64;
+  before_.assign(words, followers ? 0 : ~uint64_t{0});
+  behind_ = before_;
+  if (!followers) return;
+  for (const int32_t op : graph.changed()) {
+    add(before_, followers->before(op));
+    add(behind_, followers->behind(op));
+    set(before_, op);
+    set(behind_, op);
+  }
+}
+
+void Bounds::find_transfers(const TaskGraph& graph) {
+  int64_t* tail = tails_.data() + graph.transfer_tail(0, false);
+  for (const auto& tensor : weights_.tensors()) {
+    int64_t& there = *tail++;
+    int64_t& back = *tail++;
+    if (!tensor.moves) continue;
+    there = behind_message(tensor);
+    back = head_backward_[tensor.maker];
+  }
+}
+
+bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit) {
+  const auto num_ops = static_cast<int32_t>(graph.graph.ops.size());
+  weights_.update(graph);
+  tails_.assign(graph.num_tails(), 0);
+  head_backward_.assign(num_ops, 0);
+  head_forward_.assign(num_ops, 0);
+  double total = 0;
+  for (const int64_t work : graph.totals.work) total += static_cast<double>(work);
+  if (total > static_cast<double>(int64_t{1} << 61)) throw std::invalid_argument("an iteration takes over 2^61 ns");
+  bound_ = *std::max_element(graph.totals.work.begin(), graph.totals.work.end());
+  if (bound_ > limit) return false;
+  int64_t update = INT64_MAX;
+  for (int32_t device = 0; device < graph.machine.topology.num_devices(); ++device)
+    if (graph.has_update(device)) update = std::min(update, graph.update_time(device));
+  if (update != INT64_MAX) tails_[graph.sync_tail()] = update;
+
+  find_changed(graph, followers);
+  int64_t last = INT64_MAX;  // behind the backward of any op so far
+  for (int32_t op = 0; op < num_ops; ++op) {
+    if (!graph.graph.ops[op].backward) continue;
+    int64_t& head = head_backward_[op];
+    head = backward(graph, op);
+    int64_t& tail = tails_[graph.tail_of(op, role_backward)];
+    last = std::min(last, tail);
+    if (has(behind_, op)) continue;
+    tail = std::max(tail, followers->backward[op].after + last);
+    head = std::max(head, followers->backward[op].from + last);
+  }
+  int64_t through = 0;  // the loss, or any op
+  behind_loss_ = 0;
+  const bool meets = graph.meets_at_loss();
+  if (meets) {
+    behind_loss_ = least_behind(graph, followers, std::min(last, update));
+    through = behind_loss_ + longest(graph.totals.before, graph.idle.before);
+    bound_ = std::max(bound_, through);
+    if (bound_ > limit) return false;
+  }
+  for (int32_t op = num_ops; op-- > 0;) {
+    int64_t& head = head_forward_[op];
+    head = forward(graph, op);
+    if (meets && !has(before_, op)) {
+      int64_t& tail = tails_[graph.tail_of(op, role_forward)];
+      tail = std::max(tail, followers->forward[op].after + behind_loss_);
+      head = std::max(head, followers->forward[op].from + behind_loss_);
+    }
+    through = std::max(through, head);
+  }
+  if (meets) through = std::max(through, messages_forward(graph, first));
+  before_loss_ = through - behind_loss_;
+  bound_ = std::max(bound_, through);
+  if (bound_ > limit) return false;
+  if (graph.unrouted().empty()) find_transfers(graph);
+  return true;
+}
+
+}  // namespace soapstone

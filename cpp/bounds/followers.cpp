@@ -1,0 +1,160 @@
+#include "bounds/followers.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace soapstone {
+
+Followers::Followers(const Graph& graph)
+    : forward(graph.ops.size()),
+      backward(graph.ops.size()),
+      lead(graph.ops.size()),
+      num_words_((graph.ops.size() + 63) / 64),
+      before_(graph.ops.size(), Bits(num_words_)),
+      behind_(before_) {
+  const auto num_ops = static_cast<int32_t>(graph.ops.size());
+  const auto each_edge = [&](int32_t op, auto visit) {
+    for (const auto& output : graph.ops[op].outputs)
+      for (const auto& [reader, input] : graph.tensors[output.tensor].readers) visit(reader);
+  };
+  for (int32_t op = num_ops; op-- > 0;)
+    each_edge(op, [&](int32_t reader) {
+      set(behind_[op], reader);
+      add(behind_[op], behind_[reader]);
+    });
+  for (int32_t op = 0; op < num_ops; ++op)
+    each_edge(op, [&](int32_t reader) {
+      set(before_[reader], op);
+      add(before_[reader], before_[op]);
+    });
+}
+
+Followers::Affected Followers::begin(const TaskGraph& graph, const std::vector<int32_t>& changed) {
+  const auto num_ops = static_cast<int32_t>(graph.ops.size());
+  Affected affected{Bits(num_words_), Bits(num_words_)};
+  const auto see = [&](int32_t op) {
+    set(affected.forward, op);
+    add(affected.forward, before_[op]);
+    set(affected.backward, op);
+    add(affected.backward, behind_[op]);
+    place(graph, op);
+  };
+  if (num_devices_ == 0) {
+    num_devices_ = graph.machine.topology.num_devices();
+    const size_t size = graph.ops.size() * num_devices_;
+    parts_on_.resize(size);
+    own_.resize(size);
+    for (auto* side : {&forward_, &backward_}) {
+      side->follow.resize(size);
+      side->sets.resize(size * num_words_);
+    }
+    for (int32_t op = 0; op < num_ops; ++op) see(op);
+  }
+  for (const int32_t op : changed) see(op);
+  return affected;
+}
+
+// The work of an op's part on each device. What finishes one of several copies may be of no use to anyone, and is not
+// counted.
+void Followers::place(const TaskGraph& graph, int32_t op) {
+  const auto& [configuration, layout, block, next] = graph.ops[op];
+  const size_t row = static_cast<size_t>(op) * num_devices_;
+  std::fill_n(parts_on_.begin() + static_cast<ptrdiff_t>(row), num_devices_, 0);
+  const bool finishes = !block->finish_forward.empty() && layout->copies == 1;
+  const auto time = [&](const std::vector<int32_t>& slots, int32_t part) {
+    return slots.empty() ? 0 : graph.pool.tasks[slots[part]].first.duration;
+  };
+  for (int32_t part = 0; part < layout->num_parts; ++part) {
+    const size_t at = row + configuration.devices[part];
+    ++parts_on_[at];
+    own_[at] = {time(block->forward, part), time(block->backward, part)};
+    if (!finishes) continue;
+    own_[at].forward += time(block->finish_forward, part);
+    own_[at].backward += time(block->finish_backward, part);
+  }
+}
+
+void Followers::clear(Side& side, int32_t op) {
+  const auto row = static_cast<ptrdiff_t>(op) * num_devices_;
+  std::fill_n(side.follow.begin() + row, num_devices_, Work{});
+  std::fill_n(side.sets.begin() + row * static_cast<ptrdiff_t>(num_words_), num_devices_ * num_words_, 0);
+}
+
+// All that follows `follower`, and itself, follow `op`.
+void Followers::join(Side& side, int32_t op, int32_t follower, int32_t device) {
+  const size_t to = static_cast<size_t>(op) * num_devices_ + device;
+  const size_t from = static_cast<size_t>(follower) * num_devices_ + device;
+  if (parts_on_[to] != 1 || parts_on_[from] != 1) return;
+  uint64_t* own = side.sets.data() + to * num_words_;
+  const uint64_t* others = side.sets.data() + from * num_words_;
+  auto& [forward, backward] = side.follow[to];
+  if (forward == 0) {
+    std::copy_n(others, num_words_, own);
+    own[follower >> 6] |= uint64_t{1} << (follower & 63);
+    forward = side.follow[from].forward + own_[from].forward;
+    backward = side.follow[from].backward + own_[from].backward;
+    return;
+  }
+  for (size_t word = 0; word < num_words_; ++word) {
+    uint64_t fresh = others[word];
+    if (word == static_cast<size_t>(follower >> 6)) fresh |= uint64_t{1} << (follower & 63);
+    fresh &= ~own[word];
+    own[word] |= fresh;
+    for (; fresh; fresh &= fresh - 1) {
+      const Work& work = own_[(64 * word + std::countr_zero(fresh)) * num_devices_ + device];
+      forward += work.forward;
+      backward += work.backward;
+    }
+  }
+}
+
+template <typename Of>
+int64_t Followers::least(const TaskGraph& graph, int32_t op, Of of) const {
+  int64_t least = INT64_MAX;
+  for (const int32_t device : graph.ops[op].configuration.devices) {
+    const size_t at = static_cast<size_t>(op) * num_devices_ + device;
+    if (parts_on_[at] != 1) return 0;
+    least = std::min(least, of(at));
+  }
+  return least;
+}
+
+void Followers::find(const TaskGraph& graph, const std::vector<int32_t>& changed) {
+  const auto affected = begin(graph, changed);
+  const auto num_ops = static_cast<int32_t>(graph.ops.size());
+  // Every (reader, device) that reads on its device what `op` makes there, and gives back a gradient.
+  const auto each_link = [&](int32_t op, auto visit) {
+    for (const auto& output : graph.graph.ops[op].outputs) {
+      const auto& tensor = graph.graph.tensors[output.tensor];
+      if (!tensor.grad || !graph.graph.ops[op].backward) continue;
+      const auto& block = *graph.flows[output.tensor];
+      for (size_t flow = 0; flow < block.flows.size(); ++flow) {
+        if (block.flows[flow].moves()) continue;
+        for (const auto& reading : block.readers_of(flow))
+          if (const int32_t reader = tensor.readers[reading.reader].first; graph.graph.ops[reader].backward)
+            visit(reader, block.flows[flow].device);
+      }
+    }
+  };
+  for (int32_t op = num_ops; op-- > 0;) {
+    if (!has(affected.forward, op)) continue;
+    clear(forward_, op);
+    each_link(op, [&](int32_t reader, int32_t device) { join(forward_, op, reader, device); });
+    const auto& follow = forward_.follow;
+    forward[op].after = least(graph, op, [&](size_t at) { return follow[at].forward; });
+    forward[op].from = least(graph, op, [&](size_t at) { return follow[at].forward + own_[at].forward; });
+    lead[op] = least(graph, op, [&](size_t at) { return follow[at].backward + own_[at].backward; });
+  }
+  for (int32_t op = 0; op < num_ops; ++op)
+    if (has(affected.backward, op)) clear(backward_, op);
+  for (int32_t op = 0; op < num_ops; ++op) {
+    const auto& follow = backward_.follow;
+    backward[op].after = least(graph, op, [&](size_t at) { return follow[at].backward; });
+    backward[op].from = least(graph, op, [&](size_t at) { return follow[at].backward + own_[at].backward; });
+    each_link(op, [&](int32_t reader, int32_t device) {
+      if (has(affected.backward, reader)) join(backward_, reader, op, device);
+    });
+  }
+}
+
+}  // namespace soapstone

@@ -1,0 +1,86 @@
+#include "bounds/weights.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace soapstone {
+
+void Weights::begin(const TaskGraph& graph) {
+  const auto num_ops = static_cast<int32_t>(graph.ops.size());
+  ops_.resize(num_ops);
+  tensors_.resize(graph.flows.size());
+  places_.resize(graph.flows.size());
+  for (size_t tensor = 0; tensor < places_.size(); ++tensor)
+    if (graph.flows[tensor]) places_[tensor].resize(graph.graph.tensors[tensor].readers.size());
+  for (int32_t op = 0; op < num_ops; ++op) {
+    forward_.begin.push_back(static_cast<int32_t>(forward_.edges.size()));
+    backward_.begin.push_back(static_cast<int32_t>(backward_.edges.size()));
+    for (const auto& output : graph.graph.ops[op].outputs) {
+      const auto begin = static_cast<int32_t>(forward_.edges.size());
+      for (const auto& [reader, input] : graph.graph.tensors[output.tensor].readers)
+        forward_.edges.push_back({reader, uncounted});
+      tensors_[output.tensor] = {op, begin, static_cast<int32_t>(forward_.edges.size()), false};
+    }
+    for (const auto& [tensor, reader] : graph.reads(op)) {
+      places_[tensor][reader] = static_cast<int32_t>(backward_.edges.size());
+      backward_.edges.push_back({graph.graph.tensors[tensor].producer, uncounted});
+    }
+  }
+  forward_.begin.push_back(static_cast<int32_t>(forward_.edges.size()));
+  backward_.begin.push_back(static_cast<int32_t>(backward_.edges.size()));
+  for (int32_t op = 0; op < num_ops; ++op) {
+    update_op(graph, op);
+    update_sum(graph, op);
+  }
+  for (size_t tensor = 0; tensor < places_.size(); ++tensor)
+    if (graph.flows[tensor]) update_tensor(graph, static_cast<int32_t>(tensor));
+}
+
+void Weights::update(TaskGraph& graph) {
+  if (ops_.empty()) return begin(graph);
+  const auto both = [](std::vector<int32_t>& before, const std::vector<int32_t>& now, auto visit) {
+    std::for_each(before.begin(), before.end(), visit);
+    std::for_each(now.begin(), now.end(), visit);
+    before = now;
+  };
+  both(changed_, graph.changed(), [&](int32_t op) { update_op(graph, op); });
+  both(rerouted_, graph.rerouted(), [&](int32_t tensor) { update_tensor(graph, tensor); });
+  both(regrouped_, graph.regrouped(), [&](int32_t group) {
+    for (const int32_t op : graph.groups[group].ops) update_sum(graph, op);
+  });
+  for (const int32_t tensor : graph.unrouted()) forget_messages(graph, tensor);
+}
+
+void Weights::update_op(const TaskGraph& graph, int32_t op) {
+  const auto& [configuration, layout, block, next] = graph.ops[op];
+  const bool finishes = !block->finish_forward.empty();
+  ops_[op] = {block->least, ops_[op].sum, layout->combines, finishes, layout->copies > 1};
+}
+
+void Weights::update_sum(const TaskGraph& graph, int32_t op) {
+  int64_t& sum = ops_[op].sum = uncounted;
+  for (const auto& [group, place] : graph.groups_of_op[op]) sum = std::max(sum, graph.syncs[group]->weights[place]);
+}
+
+void Weights::update_tensor(const TaskGraph& graph, int32_t tensor) {
+  const auto& block = *graph.flows[tensor];
+  auto& weights = tensors_[tensor];
+  weights.moves = !block.before.empty();
+  for (size_t i = 0; i < places_[tensor].size(); ++i) {
+    forward_.edges[weights.begin + i].weight = block.weight_forward[i];
+    backward_.edges[places_[tensor][i]].weight = block.weight_backward[i];
+  }
+}
+
+// All that is known of them is who surely sends any, and who surely receives any.
+void Weights::forget_messages(TaskGraph& graph, int32_t tensor) {
+  for (size_t i = 0; i < places_[tensor].size(); ++i) {
+    const auto& between = graph.between(tensor, static_cast<int32_t>(i));
+    auto& edge = forward_.edges[tensors_[tensor].begin + i];
+    const bool gives = graph.graph.tensors[tensor].grad && graph.graph.ops[edge.op].backward;
+    edge.weight = between.all_met ? 0 : uncounted;
+    backward_.edges[places_[tensor][i]].weight = gives && between.all_reached ? 0 : uncounted;
+  }
+}
+
+}  // namespace soapstone

@@ -1,0 +1,66 @@
+// Predicts what a change of some ops' configurations would do: propose, then accept or reject.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "engines/engine.hpp"
+
+namespace soapstone {
+
+// What the devices can hold.
+struct MemoryLimit {
+  std::vector<int64_t> bytes;  // by device; none where there is no limit
+  int64_t num_states = 0;      // numbers that the optimizer keeps for each element
+};
+
+class Simulator {
+ public:
+  Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit = {});
+
+  // The first strategy; its times must be known.
+  int64_t begin(const std::vector<Configuration>& strategy);
+  // The makespan, or nothing where it passes the limit, or the overflow does; then the proposal is rejected already.
+  std::optional<int64_t> propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
+                                 Method method, int64_t most_overflow = INT64_MAX);
+  void accept();
+  void reject();
+  void look_closely() { engine_.look_closely(); }
+
+  // How far what is proposed, or else accepted, is above the memory limit: MiB squared, all devices together, so that
+  // many that are a little above count less than one that is far. 0 where it fits.
+  int64_t overflow();
+  bool is_open() const { return open_; }
+  int64_t makespan() const { return makespan_; }  // of what was accepted
+  const Engine& engine() const { return engine_; }
+  int64_t bound() const { return bounds_.bound(); }  // of the last whose bounds were asked for, from below
+  // Where the time went: making ops' blocks, flows and syncs up to their limit, bounds, links, the play, undoing,
+  // accepting.
+  enum Phase { in_ops, in_flows, in_bounds, in_links, in_play, in_undo, in_accept, num_phases };
+  const std::array<double, num_phases>& seconds() const { return seconds_; }
+  // Proposals that bounds rejected before they were played, and during it.
+  int64_t num_unplayed() const { return num_unplayed_; }
+  int64_t num_cut_short() const { return num_cut_short_; }
+
+  TaskGraph graph;
+
+ private:
+  bool changes_nothing(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
+  std::optional<int64_t> propose_nothing(int64_t limit, int64_t most_overflow);
+  void check(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
+  // Runs something and books its time.
+  template <typename Run>
+  auto book(Phase phase, Run run);
+
+  Engine engine_;
+  MemoryLimit memory_;
+  Bounds bounds_;
+  Followers followers_;
+  int32_t num_since_ = 0;               // proposals since the last that was accepted
+  std::vector<int32_t> changed_since_;  // ops, since followers were found
+  int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
+  bool begun_ = false, open_ = false, nothing_ = false;  // nothing: what is open changes nothing
+  std::array<double, num_phases> seconds_{};
+};
+
+}  // namespace soapstone

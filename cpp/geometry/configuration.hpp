@@ -1,0 +1,26 @@
+// How one op runs: into how many parts each of its dims is cut, and the device of each part.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace soapstone {
+
+using Degrees = std::vector<int32_t>;
+
+struct Configuration {
+  Degrees degrees;
+  std::vector<int32_t> devices;  // by part
+
+  bool operator==(const Configuration&) const = default;
+};
+
+// The devices of some parts, increasing, each once.
+std::vector<int32_t> devices_of(const Configuration&, std::span<const int32_t> parts);
+
+// The part that gives an output part to a device: the device's own copy, else the first. Each output part is made by
+// `copies` parts in a row.
+int32_t giver_of(const Configuration&, int32_t output_part, int32_t copies, int32_t device);
+
+}  // namespace soapstone

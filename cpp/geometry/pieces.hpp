@@ -1,0 +1,28 @@
+// A parameter's pieces: its elements grouped by who holds them.
+#pragma once
+
+#include "geometry/boxes.hpp"
+
+namespace soapstone {
+
+// The same boxes, read by some parts that run on some devices.
+struct Reading {
+  const std::vector<Box>* boxes;
+  std::vector<std::pair<int32_t, int32_t>> parts;  // whatever names them
+  std::vector<int32_t> devices;                    // increasing
+};
+
+struct Piece {
+  std::vector<int32_t> holders;  // increasing
+  std::vector<Box> boxes;        // disjoint, in the parameter's factoring
+  int64_t elements = 0;
+  std::vector<std::pair<int32_t, int32_t>> parts;  // that read any of it
+};
+
+// Ordered by each piece's first element. No two readings have the same boxes.
+std::vector<Piece> pieces_of(const std::vector<Reading>& readings);
+
+// Fewer and larger boxes of the same elements.
+void join(std::vector<Box>& boxes);
+
+}  // namespace soapstone

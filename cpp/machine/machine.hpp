@@ -1,0 +1,18 @@
+// The machines, and what an optimizer does on them.
+#pragma once
+
+#include "machine/topology.hpp"
+
+namespace soapstone {
+
+struct Machine {
+  Topology topology;                          // its own, since a topology serves one thread
+  std::vector<int32_t> kinds;                 // by device
+  std::vector<double> update_ns_per_element;  // by device
+  int64_t update_overhead = 0, bucket_bytes = 0;
+
+  // Nanoseconds that a device takes to update so many elements; none for none.
+  int64_t update_time(int32_t device, int64_t elements) const;
+};
+
+}  // namespace soapstone

@@ -1,0 +1,32 @@
+// What compute tasks take, told once for each op, its degrees and a kind of device.
+#pragma once
+
+#include <map>
+
+#include "geometry/extents.hpp"
+
+namespace soapstone {
+
+// Nanoseconds of one part; `finish_*` are the steps behind a combine and count only where there are any.
+struct PartTimes {
+  int64_t forward = 1, backward = 1, finish_forward = 1, finish_backward = 1;
+};
+
+class Times {
+ public:
+  // `alike` names, by op, the op that it shares its times with: itself, or one with the same dims.
+  Times(const Graph& graph, std::vector<int32_t> alike);
+
+  // One for each of the distinct extents, in their order.
+  void set(int32_t op, const Degrees&, int32_t kind, std::vector<PartTimes> times);
+  bool has(int32_t op, const Degrees&, int32_t kind) const;
+  const std::vector<PartTimes>& of(int32_t op, const Degrees&, int32_t kind) const;
+  Extents extents(int32_t op, const Degrees& degrees) const { return extents_of(graph_.ops.at(op), degrees); }
+
+ private:
+  const Graph& graph_;
+  std::vector<int32_t> alike_;
+  std::vector<std::map<std::pair<Degrees, int32_t>, std::vector<PartTimes>>> known_;  // by op that others share
+};
+
+}  // namespace soapstone

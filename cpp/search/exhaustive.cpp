@@ -1,0 +1,327 @@
+#include "search/exhaustive.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <map>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "geometry/needs.hpp"
+
+namespace soapstone {
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+struct Exhaustive::State {
+  explicit State(size_t num_ops)
+      : choice(num_ops), done(num_ops), follows(num_ops), work(num_ops), elements(num_ops), order(num_ops) {}
+
+  std::vector<int32_t> choice;                                  // by op
+  std::vector<Column> done, follows;                            // by op: R and D
+  std::vector<std::vector<int64_t>> work;                       // by op: of each device, for all ops up to it
+  std::vector<std::vector<int64_t>> elements;                   // likewise: of each parameter on each device
+  std::vector<std::vector<std::pair<int64_t, int32_t>>> order;  // by op: (bound, option) of what is worth a look
+  Column ready, after;
+  std::unique_ptr<Simulator> simulator;
+  int64_t num_nodes = 0;
+};
+
+Exhaustive::Exhaustive(const Graph& graph, const Machine& machine, const Times& times,
+                       const std::vector<std::vector<Configuration>>& options)
+    : graph_(graph), machine_(machine), times_(times), choices_(graph.ops.size()) {
+  if (options.size() != graph.ops.size()) throw std::invalid_argument("every op needs its options");
+  std::vector<int32_t> parameters(graph.tensors.size(), -1);
+  int32_t num_parameters = 0;
+  for (size_t i = 0; i < graph.tensors.size(); ++i)
+    if (graph.tensors[i].source == Source::parameter && graph.tensors[i].grad) parameters[i] = num_parameters++;
+  ChoiceMaker maker(graph, machine_, times, parameters);
+  for (size_t op = 0; op < options.size(); ++op) {
+    if (options[op].empty()) throw std::invalid_argument("an op has no options");
+    for (const auto& configuration : options[op])
+      choices_[op].push_back(maker.make(static_cast<int32_t>(op), configuration));
+  }
+  make_edges();
+  make_turnarounds();
+  make_rest(num_parameters);
+  for (int32_t a = 0; a < static_cast<int32_t>(choices_[0].size()); ++a)
+    for (int32_t b = 0; b < (choices_.size() > 1 ? static_cast<int32_t>(choices_[1].size()) : 1); ++b)
+      jobs_.push_back({a, b});
+}
+
+void Exhaustive::make_edges() {
+  Layouts layouts(graph_);
+  edges_to_.resize(graph_.ops.size());
+  edges_from_.resize(graph_.ops.size());
+  std::map<std::pair<int32_t, int32_t>, int32_t> known;
+  for (size_t t = 0; t < graph_.tensors.size(); ++t) {
+    const auto& tensor = graph_.tensors[t];
+    for (size_t r = 0; tensor.producer >= 0 && r < tensor.readers.size(); ++r) {
+      const int32_t maker = tensor.producer, reader = tensor.readers[r].first;
+      const auto [at, fresh] = known.try_emplace({maker, reader}, static_cast<int32_t>(edges_.size()));
+      if (fresh) {
+        edges_.push_back({maker, reader, {}});
+        edges_.back().hops.assign(choices_[maker].size(), std::vector<std::vector<Hop>>(choices_[reader].size()));
+        edges_from_[maker].push_back(at->second);
+        edges_to_[reader].push_back(at->second);
+      }
+      const bool returns = tensor.grad && graph_.ops[reader].backward && graph_.ops[maker].backward;
+      auto& hops = edges_[at->second].hops;
+      for (size_t a = 0; a < hops.size(); ++a)
+        for (size_t b = 0; b < hops[a].size(); ++b)
+          for (const auto& need : needs_of(layouts, graph_, static_cast<int32_t>(t), static_cast<int32_t>(r),
+                                           choices_[maker][a].configuration, choices_[reader][b].configuration)) {
+            const int64_t bytes = volume(need.hull) * tensor.item_size;
+            const int64_t there = message(need.source, need.device, bytes);
+            const int64_t back = returns ? message(need.device, need.source, bytes) : never;
+            for (const int32_t part : need.parts) hops[a][b].push_back({need.maker, part, there, back});
+          }
+      layouts.forget();
+    }
+  }
+}
+
+int64_t Exhaustive::message(int32_t from, int32_t to, int64_t bytes) const {
+  if (from == to) return 0;
+  std::vector<Hold> holds;
+  const int64_t latency = machine_.topology.transfer(from, to, bytes, holds);
+  return time_of(holds, latency);
+}
+
+// From a part's output, through a reader, back to a part's gradient.
+Matrix Exhaustive::around(size_t num_parts, const Choice& reader, const std::vector<Hop>& hops) const {
+  Matrix matrix(num_parts, Column(num_parts, never));
+  Column ready, made, given, done;
+  for (size_t p = 0; p < num_parts; ++p) {
+    ready.assign(reader.forward.size(), never);
+    for (const auto& hop : hops)
+      if (hop.from == static_cast<int32_t>(p)) ready[hop.to] = std::max(ready[hop.to], hop.forward);
+    go_forward(reader, ready, made);
+    given.assign(made.size(), never);
+    for (size_t a = 0; a < made.size(); ++a)
+      for (size_t b = 0; b < made.size(); ++b) given[b] = std::max(given[b], made[a] + reader.turnaround[a][b]);
+    go_backward(reader, given, done);
+    for (const auto& hop : hops) matrix[p][hop.from] = std::max(matrix[p][hop.from], done[hop.to] + hop.backward);
+    for (auto& time : matrix[p]) time = std::max(time, never);
+  }
+  return matrix;
+}
+
+void Exhaustive::make_turnarounds() {
+  for (auto op = static_cast<int32_t>(graph_.ops.size()); op-- > 0;)
+    for (size_t c = 0; c < choices_[op].size(); ++c) {
+      auto& option = choices_[op][c];
+      const size_t count = option.forward.size();
+      option.turnaround.assign(count, Column(count, never));
+      for (size_t p = 0; graph_.ops[op].backward && p < count; ++p) option.turnaround[p][p] = 0;
+      for (const int32_t e : edges_from_[op]) {
+        Matrix least(count, Column(count, INT64_MAX));
+        const auto& readers = choices_[edges_[e].reader];
+        for (size_t r = 0; r < readers.size(); ++r) {
+          const Matrix times = around(count, readers[r], edges_[e].hops[c][r]);
+          for (size_t p = 0; p < count; ++p)
+            for (size_t q = 0; q < count; ++q) least[p][q] = std::min(least[p][q], times[p][q]);
+        }
+        for (size_t p = 0; p < count; ++p)
+          for (size_t q = 0; q < count; ++q) option.turnaround[p][q] = std::max(option.turnaround[p][q], least[p][q]);
+      }
+    }
+}
+
+void Exhaustive::make_rest(size_t num_parameters) {
+  least_elements_.assign(num_parameters, 0);
+  for (const auto& options : choices_) {
+    std::map<int32_t, int64_t> least = options[0].read;
+    for (const auto& option : options)
+      for (auto& [parameter, count] : least) {
+        const auto found = option.read.find(parameter);
+        count = std::min(count, found == option.read.end() ? 0 : found->second);
+      }
+    for (const auto& [parameter, count] : least)
+      least_elements_[parameter] = std::max(least_elements_[parameter], count);
+  }
+  rest_.assign(graph_.ops.size() + 1, 0);
+  for (size_t op = graph_.ops.size(); op-- > 0;) {
+    int64_t least = INT64_MAX;
+    for (const auto& option : choices_[op]) {
+      int64_t work = 0;
+      for (const auto& [device, nanoseconds] : option.work) work += nanoseconds;
+      least = std::min(least, work);
+    }
+    rest_[op] = rest_[op + 1] + least;
+  }
+  last_reader_.resize(graph_.ops.size());
+  for (size_t op = 0; op < graph_.ops.size(); ++op) {
+    last_reader_[op] = static_cast<int32_t>(op);
+    for (const int32_t e : edges_from_[op]) last_reader_[op] = std::max(last_reader_[op], edges_[e].reader);
+  }
+}
+
+int64_t Exhaustive::update_time(const State& state, int32_t op, int32_t device) const {
+  const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
+  int64_t count = 0;
+  for (size_t i = 0; i < least_elements_.size(); ++i) count += state.elements[op][i * num_devices + device];
+  return machine_.update_time(device, count);
+}
+
+// Configures an op behind those before it and returns a bound of every completion.
+int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
+  const Choice& option = choices_[op][choice];
+  const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
+  const size_t count = option.forward.size();
+  state.choice[op] = choice;
+  auto& work = state.work[op];
+  auto& elements = state.elements[op];
+  if (op > 0) {
+    work = state.work[op - 1];
+    elements = state.elements[op - 1];
+  } else {
+    work.assign(num_devices, 0);
+    elements.assign(num_devices * least_elements_.size(), 0);
+  }
+  for (const auto& [device, nanoseconds] : option.work) work[device] += nanoseconds;
+  for (const auto& [parameter, device, held] : option.elements) {
+    auto& most = elements[parameter * num_devices + device];
+    most = std::max(most, held);
+  }
+  state.ready.assign(count, 0);
+  state.after.assign(count, 0);
+  for (size_t p = 0; p < count; ++p)
+    if (option.updates[p]) state.after[p] = option.sync[p] + update_time(state, op, option.configuration.devices[p]);
+  for (const int32_t e : edges_to_[op]) {
+    const int32_t maker = edges_[e].maker;
+    for (const auto& hop : edges_[e].hops[state.choice[maker]][choice]) {
+      state.ready[hop.to] = std::max(state.ready[hop.to], state.done[maker][hop.from] + hop.forward);
+      state.after[hop.to] = std::max(state.after[hop.to], hop.backward + state.follows[maker][hop.from]);
+    }
+  }
+  go_forward(option, state.ready, state.done[op]);
+  what_follows(option, state.after, state.follows[op]);
+  return std::max(bound_of_work(state, op), bound_of_paths(state, op));
+}
+
+int64_t Exhaustive::bound_of_work(const State& state, int32_t op) const {
+  const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
+  int64_t most = 0, total = rest_[op + 1];
+  for (size_t device = 0; device < num_devices; ++device) {
+    const int64_t work = state.work[op][device] + update_time(state, op, static_cast<int32_t>(device));
+    most = std::max(most, work);
+    total += work;
+  }
+  double to_come = 0;  // what is surely updated and nobody holds yet
+  const double least = *std::min_element(machine_.update_ns_per_element.begin(), machine_.update_ns_per_element.end());
+  for (size_t i = 0; i < least_elements_.size(); ++i) {
+    int64_t held = 0;
+    for (size_t device = 0; device < num_devices; ++device) held += state.elements[op][i * num_devices + device];
+    to_come += least * static_cast<double>(std::max<int64_t>(least_elements_[i] - held, 0));
+  }
+  total += static_cast<int64_t>(to_come * (1 - 1e-9));
+  const auto count = static_cast<int64_t>(num_devices);
+  return std::max(most, (total + count - 1) / count);
+}
+
+int64_t Exhaustive::bound_of_paths(const State& state, int32_t op) const {
+  int64_t longest = 0;
+  for (int32_t i = 0; i <= op; ++i) {
+    if (last_reader_[i] <= op && last_reader_[i] != i) continue;  // its readers' paths are as long
+    const auto& turnaround = choices_[i][state.choice[i]].turnaround;
+    for (size_t p = 0; p < turnaround.size(); ++p) {
+      longest = std::max(longest, state.done[i][p]);
+      for (size_t q = 0; q < turnaround.size(); ++q)
+        longest = std::max(longest, state.done[i][p] + turnaround[p][q] + state.follows[i][q]);
+    }
+  }
+  return longest;
+}
+
+int64_t Exhaustive::bound(const std::vector<int32_t>& choice) const {
+  State state(graph_.ops.size());
+  int64_t most = 0;
+  for (int32_t op = 0; op < static_cast<int32_t>(graph_.ops.size()); ++op)
+    most = std::max(most, place(state, op, choice.at(op)));
+  return most;
+}
+
+void Exhaustive::descend(State& state, int32_t op) {
+  if (op == static_cast<int32_t>(graph_.ops.size())) return simulate(state);
+  auto& order = state.order[op];
+  order.clear();
+  for (int32_t choice = 0; choice < static_cast<int32_t>(choices_[op].size()); ++choice) {
+    const int64_t bound = place(state, op, choice);
+    if (++state.num_nodes % 4096 == 0 && now() > deadline_) stopped_ = true;
+    if (bound < best_makespan_) order.emplace_back(bound, choice);
+  }
+  std::sort(order.begin(), order.end());
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (stopped_ || order[i].first >= best_makespan_) return;
+    place(state, op, order[i].second);
+    descend(state, op + 1);
+  }
+}
+
+void Exhaustive::simulate(State& state) {
+  ++num_simulated_;
+  std::vector<std::pair<int32_t, Configuration>> changes;
+  for (int32_t op = 0; op < static_cast<int32_t>(state.choice.size()); ++op) {
+    const auto& configuration = choices_[op][state.choice[op]].configuration;
+    if (state.simulator->graph.ops[op].configuration != configuration) changes.emplace_back(op, configuration);
+  }
+  const auto makespan = state.simulator->propose(changes, best_makespan_ - 1, Method::resume);
+  if (!makespan) return;
+  state.simulator->accept();
+  const std::lock_guard lock(mutex_);
+  if (*makespan >= best_makespan_) return;
+  best_makespan_ = *makespan;
+  for (size_t op = 0; op < best_.size(); ++op) best_[op] = choices_[op][state.choice[op]].configuration;
+}
+
+bool Exhaustive::run(const std::vector<Configuration>& first, int32_t num_threads, double seconds) {
+  deadline_ = now() + seconds;
+  {
+    Simulator simulator(graph_, machine_, times_);
+    best_makespan_ = simulator.begin(first);
+    best_ = first;
+  }
+  State root(graph_.ops.size());
+  root_bound_ = INT64_MAX;
+  for (int32_t a = 0; a < static_cast<int32_t>(choices_[0].size()); ++a)
+    root_bound_ = std::min(root_bound_, place(root, 0, a));
+  next_job_ = num_nodes_ = num_simulated_ = num_done_ = 0;
+  stopped_ = false;
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> errors(num_threads);
+  for (int32_t t = 0; t < num_threads; ++t)
+    threads.emplace_back([&, t] {
+      try {
+        work_off(first);
+      } catch (...) {
+        errors[t] = std::current_exception();
+        stopped_ = true;
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+  return !stopped_;
+}
+
+void Exhaustive::work_off(const std::vector<Configuration>& first) {
+  State state(graph_.ops.size());
+  state.simulator = std::make_unique<Simulator>(graph_, machine_, times_);
+  state.simulator->begin(first);
+  for (size_t job = next_job_++; job < jobs_.size() && !stopped_; job = next_job_++) {
+    int64_t bound = place(state, 0, jobs_[job][0]);
+    if (graph_.ops.size() > 1 && bound < best_makespan_) bound = place(state, 1, jobs_[job][1]);
+    ++state.num_nodes;
+    if (bound < best_makespan_) descend(state, std::min<int32_t>(2, static_cast<int32_t>(graph_.ops.size())));
+    num_nodes_ += std::exchange(state.num_nodes, 0);
+    ++num_done_;
+  }
+}
+
+}  // namespace soapstone

@@ -1,0 +1,196 @@
+#include "tasks/listing.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "support/sorting.hpp"
+
+namespace soapstone {
+
+Listing::Listing(const Graph& graph, Machine machine, const Times& times, const std::vector<Configuration>& strategy)
+    : graph_(graph, std::move(machine), times, true) {
+  graph_.begin(strategy);
+  for (size_t op = 0; op < graph.ops.size(); ++op) add_op(static_cast<int32_t>(op));
+  for (size_t tensor = 0; tensor < graph.tensors.size(); ++tensor)
+    if (graph_.flows[tensor]) add_flows(static_cast<int32_t>(tensor));
+  for (size_t group = 0; group < graph_.groups.size(); ++group) add_syncs(static_cast<int32_t>(group));
+  add_updates();
+  sort_rows();
+}
+
+void Listing::add(int32_t slot, TaskRow row) {
+  const Task& task = graph_.pool.tasks[slot];
+  row.key = task.key;
+  row.latency = task.latency;
+  if (task.num_holds > 0) row.holds.push_back(task.first);
+  if (task.num_holds > 1) row.holds.insert(row.holds.end(), task.holds + 1, task.holds + task.num_holds);
+  tasks.push_back(std::move(row));
+  slots_.push_back(slot);
+}
+
+void Listing::add_op(int32_t op) {
+  const auto& [configuration, layout, block, next] = graph_.ops[op];
+  const auto computes = [&](const std::vector<int32_t>& slots, bool backward, bool finish) {
+    for (size_t part = 0; part < slots.size(); ++part) {
+      if (slots[part] < 0) continue;
+      TaskRow row;
+      row.kind = backward ? Kind::backward : Kind::forward;
+      row.op = op;
+      row.part = static_cast<int32_t>(part);
+      row.backward = backward;
+      row.finish = finish;
+      row.devices = {configuration.devices[part]};
+      add(slots[part], std::move(row));
+    }
+  };
+  const auto combines = [&](const std::vector<int32_t>& slots, bool backward) {
+    for (size_t group = 0; group < slots.size(); ++group) {
+      TaskRow row;
+      row.kind = Kind::combine;
+      row.op = op;
+      row.part = static_cast<int32_t>(group);
+      row.backward = backward;
+      row.bytes = layout->combine_bytes[group];
+      row.devices = devices_of(configuration, layout->groups[group]);
+      add(slots[group], std::move(row));
+    }
+  };
+  computes(block->forward, false, false);
+  combines(block->combine_forward, false);
+  computes(block->finish_forward, false, true);
+  computes(block->finish_backward, true, true);
+  combines(block->combine_backward, true);
+  computes(block->backward, true, false);
+}
+
+void Listing::add_flows(int32_t index) {
+  const auto& block = *graph_.flows[index];
+  const auto& tensor = graph_.graph.tensors[index];
+  const auto rank = static_cast<ptrdiff_t>(num_dims(tensor.factoring));
+  for (size_t i = 0; i < block.flows.size(); ++i) {
+    const auto& flow = block.flows[i];
+    const auto number = static_cast<int32_t>(flows.size());
+    const auto* hull = block.hulls.data() + static_cast<ptrdiff_t>(i) * rank;
+    FlowRow row{index, flow.part, flow.device, flow.source, {hull, hull + rank}, flow.forward, flow.backward, {}};
+    for (const auto& [reader, part] : block.readers_of(i)) row.readers.emplace_back(tensor.readers[reader].first, part);
+    sort_unique(row.readers);
+    flow_[{index, flow.part, flow.device}] = number;
+    flows.push_back(std::move(row));
+    for (const bool backward : {false, true}) {
+      const int32_t slot = backward ? flow.backward : flow.forward;
+      if (slot < 0) continue;
+      TaskRow task;
+      task.kind = Kind::transfer;
+      task.op = tensor.producer;
+      task.part = flow.part;
+      task.backward = backward;
+      task.bytes = flow.bytes;
+      task.flow = number;
+      task.devices = {backward ? flow.device : flow.source, backward ? flow.source : flow.device};
+      add(slot, std::move(task));
+    }
+  }
+}
+
+void Listing::add_syncs(int32_t index) {
+  const auto& group = graph_.groups[index];
+  for (const auto& bucket : graph_.syncs[index]->tasks->buckets) {
+    const auto& [first, piece] = bucket.pieces[0];
+    TaskRow row;
+    row.kind = Kind::sync;
+    row.op = graph_.graph.tensors[group.tensors[first]].readers.front().first;
+    row.part = piece;
+    row.backward = true;
+    row.bytes = bucket.bytes;
+    row.devices = bucket.holders;
+    for (const auto& [i, p] : bucket.pieces) row.pieces.emplace_back(group.tensors[i], p);
+    add(bucket.slot, std::move(row));
+  }
+}
+
+void Listing::add_updates() {
+  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device) {
+    if (!graph_.has_update(device)) continue;
+    TaskRow row;
+    row.kind = Kind::update;
+    row.devices = {device};
+    add(device, std::move(row));
+  }
+}
+
+void Listing::sort_rows() {
+  std::vector<int32_t> order(tasks.size()), row_of(graph_.pool.tasks.size(), -1);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tasks[a].key < tasks[b].key; });
+  std::vector<TaskRow> sorted;
+  std::vector<int32_t> slots;
+  sorted.reserve(tasks.size());
+  for (const int32_t i : order) {
+    row_of[slots_[i]] = static_cast<int32_t>(sorted.size());
+    slots.push_back(slots_[i]);
+    sorted.push_back(std::move(tasks[i]));
+  }
+  tasks = std::move(sorted);
+  slots_ = std::move(slots);
+  for (size_t row = 0; row < tasks.size(); ++row) {
+    const Task& task = graph_.pool.tasks[slots_[row]];
+    for (int32_t i = 0; i < task.num_next; ++i)
+      if (auto& after = tasks[row_of[task.next[i]]].after; after.empty() || after.back() != static_cast<int32_t>(row))
+        after.push_back(static_cast<int32_t>(row));
+  }
+  for (auto& flow : flows)
+    for (auto* transfer : {&flow.forward, &flow.backward})
+      if (*transfer >= 0) *transfer = row_of[*transfer];
+}
+
+Fetch Listing::fetch(int32_t op, int32_t part, int32_t input) const {
+  const auto& reader = graph_.ops.at(op);
+  const int32_t tensor = graph_.graph.ops.at(op).inputs.at(input).tensor;
+  const auto& share = reader.layout->inputs[input];
+  const auto& read = share.boxes[share.of_part.at(part)];
+  Fetch result{hull(read), {}};
+  if (!graph_.flows[tensor]) return result;
+  const auto& [source, item_size, grad, factoring, producer, output, readers] = graph_.graph.tensors[tensor];
+  const auto& made = graph_.ops[producer].layout->outputs[output];
+  for (size_t from = 0; from < made.of_part.size(); ++from) {
+    std::vector<Box> shared;
+    for (const auto& a : made.boxes[made.of_part[from]])
+      for (const auto& b : read)
+        if (auto both = intersect(a, b)) shared.push_back(std::move(*both));
+    if (shared.empty()) continue;
+    const int32_t flow = flow_.at({tensor, static_cast<int32_t>(from), reader.configuration.devices[part]});
+    result.flows.emplace_back(flow, std::move(shared));
+  }
+  return result;
+}
+
+std::vector<Piece> Listing::pieces(int32_t tensor) const {
+  for (size_t group = 0; group < graph_.groups.size(); ++group) {
+    const auto& tensors = graph_.groups[group].tensors;
+    const auto at = std::find(tensors.begin(), tensors.end(), tensor);
+    if (at == tensors.end()) continue;
+    auto result = *graph_.syncs[group]->pieces[at - tensors.begin()];
+    for (auto& piece : result) join(piece.boxes);
+    return result;
+  }
+  return {};
+}
+
+TaskList Listing::list() const {
+  TaskList result;
+  result.num_resources = graph_.machine.topology.num_resources();
+  result.hold_begin.push_back(0);
+  result.predecessor_begin.push_back(0);
+  for (const auto& task : tasks) {
+    result.keys.push_back(task.key);
+    result.latency.push_back(task.latency);
+    result.holds.insert(result.holds.end(), task.holds.begin(), task.holds.end());
+    result.hold_begin.push_back(static_cast<int32_t>(result.holds.size()));
+    result.predecessors.insert(result.predecessors.end(), task.after.begin(), task.after.end());
+    result.predecessor_begin.push_back(static_cast<int32_t>(result.predecessors.size()));
+  }
+  return result;
+}
+
+}  // namespace soapstone

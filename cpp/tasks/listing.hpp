@@ -1,0 +1,63 @@
+// A task graph row by row, in key order, with all that the runtime and a reader want to know of it.
+#pragma once
+
+#include <map>
+
+#include "tasks/taskgraph.hpp"
+#include "tasks/timeline.hpp"
+
+namespace soapstone {
+
+struct TaskRow {
+  uint64_t key = 0;
+  Kind kind = Kind::forward;
+  int32_t op = -1, part = -1;  // part: of the op; a combine's group; a transfer's output part
+  bool backward = false, finish = false;
+  int64_t bytes = 0, latency = 0;
+  int32_t flow = -1;                                // transfer
+  std::vector<int32_t> devices;                     // where it runs; a transfer: source, destination
+  std::vector<std::pair<int32_t, int32_t>> pieces;  // sync: (parameter, piece)
+  std::vector<int32_t> after;                       // rows
+  std::vector<Hold> holds;
+};
+
+struct FlowRow {
+  int32_t tensor = 0, part = 0, device = 0, source = 0;
+  Box hull;                                          // all that the device reads of it
+  int32_t forward = -1, backward = -1;               // the transfers' rows, -1 where it does not move
+  std::vector<std::pair<int32_t, int32_t>> readers;  // (op, part), increasing
+};
+
+// What one part reads of one input: the hull, and the boxes that come with each flow.
+struct Fetch {
+  Box hull;
+  std::vector<std::pair<int32_t, std::vector<Box>>> flows;
+};
+
+class Listing {
+ public:
+  Listing(const Graph&, Machine, const Times&, const std::vector<Configuration>& strategy);
+
+  std::vector<TaskRow> tasks;
+  std::vector<FlowRow> flows;
+
+  TaskList list() const;
+  Fetch fetch(int32_t op, int32_t part, int32_t input) const;
+  std::vector<Piece> pieces(int32_t tensor) const;
+  const Layout& layout(int32_t op) const { return *graph_.ops.at(op).layout; }
+  TaskGraph& graph() { return graph_; }
+
+ private:
+  void add_op(int32_t op);
+  void add_flows(int32_t tensor);
+  void add_syncs(int32_t group);
+  void add_updates();
+  void add(int32_t slot, TaskRow row);
+  void sort_rows();
+
+  TaskGraph graph_;
+  std::vector<int32_t> slots_;                                     // by row
+  std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> flow_;  // (tensor, part, device)
+};
+
+}  // namespace soapstone

@@ -1,0 +1,246 @@
+// Gradient sums: the pieces of parameters, put into buckets of one holder set, and who waits for them.
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "support/sorting.hpp"
+#include "tasks/taskgraph.hpp"
+
+namespace soapstone {
+
+class SyncBuilder {
+ public:
+  SyncBuilder(TaskGraph& graph, const SyncGroup& group, SyncBlock& block)
+      : graph_(graph), group_(group), block_(block) {}
+
+  void find(const SyncBlock* before) {
+    for (size_t i = 0; i < group_.tensors.size(); ++i)
+      block_.pieces.push_back(before && !is_changing(i) ? before->pieces[i] : find_pieces(group_.tensors[i]));
+    block_.weights.assign(group_.ops.size(), uncounted);
+    block_.tasks = std::make_shared<SyncTasks>();
+    if (!group_.grad) return;
+    auto buckets = fill_buckets();
+    const auto same = [&](const Bucket& a, const Bucket& b) { return a.same_sum(b) && has_same_boxes(a, *before); };
+    if (before &&
+        std::equal(buckets.begin(), buckets.end(), before->tasks->buckets.begin(), before->tasks->buckets.end(), same))
+      block_.tasks = before->tasks;
+    else
+      add_trips(std::move(buckets));
+    weigh();
+  }
+
+  void join() {
+    if (block_.edges.size() < group_.ops.size()) block_.edges.resize(group_.ops.size());
+    if (!group_.grad) return;
+    if (block_.tasks->count == 0) add_syncs();
+    each_wait([&](const Piece& piece, int32_t slot, int64_t) {
+      for (const auto& [place, part] : piece.parts)
+        if (const int32_t op = group_.ops[place]; graph_.graph.ops[op].backward)
+          block_.edges[place].push_back({graph_.ops[op].block->backward[part], slot});
+    });
+  }
+
+ private:
+  const Tensor& tensor(size_t i) const { return graph_.graph.tensors[group_.tensors[i]]; }
+
+  // Else its gradients may come from others, of unchanged ops.
+  bool has_same_boxes(const Bucket& bucket, const SyncBlock& before) const {
+    return std::all_of(bucket.pieces.begin(), bucket.pieces.end(), [&](const auto& at) {
+      const auto &now = block_.pieces[at.first], &then = before.pieces[at.first];
+      return now == then || (*now)[at.second].boxes == (*then)[at.second].boxes;
+    });
+  }
+
+  bool is_changing(size_t i) const {
+    const auto& readers = tensor(i).readers;
+    return std::any_of(readers.begin(), readers.end(), [&](const auto& at) { return graph_.is_changing(at.first); });
+  }
+
+  std::shared_ptr<const std::vector<Piece>> find_pieces(int32_t index) const {
+    const auto& readers = graph_.graph.tensors[index].readers;
+    const auto& [op, input] = readers[0];
+    const auto& share = graph_.ops[op].layout->inputs[input];
+    const bool apart = readers.size() == 1 && share.disjoint && share.in_order;
+    return std::make_shared<const std::vector<Piece>>(apart ? by_box(op, input) : by_reading(index));
+  }
+
+  // Every box is a piece, but for those with the same holders.
+  std::vector<Piece> by_box(int32_t op, int32_t input) const {
+    const auto& state = graph_.ops[op];
+    const auto& share = state.layout->inputs[input];
+    const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
+    std::vector<Piece> pieces;
+    for (size_t box = 0; box < share.boxes.size(); ++box) {
+      const auto holders = devices_of(state.configuration, share.parts_of(box));
+      auto at =
+          std::find_if(pieces.begin(), pieces.end(), [&](const Piece& piece) { return piece.holders == holders; });
+      if (at == pieces.end()) at = pieces.insert(at, {holders, {}, 0, {}});
+      at->elements += volume(share.boxes[box][0]);
+      at->boxes.push_back(share.boxes[box][0]);
+      for (const int32_t part : share.parts_of(box)) at->parts.emplace_back(static_cast<int32_t>(place), part);
+    }
+    return pieces;
+  }
+
+  std::vector<Piece> by_reading(int32_t index) const {
+    const size_t num_words = (graph_.totals.elements.size() + 63) / 64;
+    auto& reading_of = graph_.reading_of_;
+    reading_of.resize(graph_.layouts_.num_regions(), -1);
+    std::vector<Reading> readings;
+    std::vector<int32_t> regions;
+    std::vector<uint64_t> on;  // a bit for each reading and device
+    for (const auto& [op, input] : graph_.graph.tensors[index].readers) {
+      const auto& [configuration, layout, block, next] = graph_.ops[op];
+      const Share& share = layout->inputs[input];
+      const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
+      for (int32_t part = 0; part < layout->num_parts; ++part) {
+        const int32_t box = share.of_part[part], region = share.regions[box], device = configuration.devices[part];
+        if (region < 0) continue;
+        if (reading_of[region] < 0) {
+          reading_of[region] = static_cast<int32_t>(readings.size());
+          readings.push_back({&share.boxes[box], {}, {}});
+          regions.push_back(region);
+          on.resize(on.size() + num_words);
+        }
+        const int32_t reading = reading_of[region];
+        readings[reading].parts.emplace_back(static_cast<int32_t>(place), part);
+        on[reading * num_words + (device >> 6)] |= uint64_t{1} << (device & 63);
+      }
+    }
+    for (const int32_t region : regions) reading_of[region] = -1;
+    for (size_t i = 0; i < on.size(); ++i)
+      for (uint64_t bits = on[i]; bits; bits &= bits - 1)
+        readings[i / num_words].devices.push_back(static_cast<int32_t>(i % num_words * 64) + std::countr_zero(bits));
+    return pieces_of(readings);
+  }
+
+  // Pieces in the order in which backward completes them; a bucket ends where it is full or the next has other holders.
+  std::vector<Bucket> fill_buckets() const {
+    std::vector<Bucket> buckets;
+    for (size_t i = 0; i < group_.tensors.size(); ++i)
+      for (size_t p = 0; p < block_.pieces[i]->size(); ++p) {
+        const auto& piece = (*block_.pieces[i])[p];
+        if (piece.holders.size() < 2) continue;
+        if (buckets.empty() || !takes(buckets.back(), i, piece)) buckets.emplace_back().holders = piece.holders;
+        buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
+        buckets.back().bytes += piece.elements * tensor(i).item_size;
+      }
+    return buckets;
+  }
+
+  bool takes(const Bucket& bucket, size_t i, const Piece& piece) const {
+    return bucket.holders == piece.holders && tensor(bucket.pieces[0].first).item_size == tensor(i).item_size &&
+           bucket.bytes < graph_.machine.bucket_bytes;
+  }
+
+  void add_trips(std::vector<Bucket> buckets) {
+    auto& holds = block_.tasks->holds;
+    for (auto& bucket : buckets) {
+      const size_t begin = holds.size();
+      const int64_t latency = graph_.machine.topology.all_reduce(bucket.holders, bucket.bytes, holds);
+      bucket.trip = Trip::of(holds, begin, latency);
+    }
+    block_.tasks->buckets = std::move(buckets);
+  }
+
+  void add_syncs() {
+    auto& tasks = *block_.tasks;
+    tasks.count = static_cast<int32_t>(tasks.buckets.size());
+    tasks.begin = graph_.pool.take(tasks.count);
+    const auto last_op = static_cast<int64_t>(graph_.graph.ops.size()) - 1;
+    int32_t slot = tasks.begin;
+    for (auto& bucket : tasks.buckets) {
+      const auto& [i, p] = bucket.pieces[0];
+      const int64_t order = last_op - tensor(i).readers.front().first;
+      const uint64_t key = pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p);
+      graph_.pool.write(slot, key, graph_.sync_tail(), tasks.holds, bucket.trip);
+      bucket.slot = slot++;
+      tasks.next.insert(tasks.next.end(), bucket.holders.begin(), bucket.holders.end());
+    }
+    const int32_t* at = tasks.next.data();
+    for (const auto& bucket : tasks.buckets) {
+      auto& task = graph_.pool.tasks[bucket.slot];
+      task.next = at;
+      task.num_next = static_cast<int32_t>(bucket.holders.size());
+      at += task.num_next;
+    }
+  }
+
+  // What waits for each piece's gradient: its sum, or where it has one holder the update, and how long that takes.
+  template <typename Visit>
+  void each_wait(Visit visit) const {
+    for (const auto& bucket : block_.tasks->buckets)
+      for (const auto& [i, p] : bucket.pieces) visit((*block_.pieces[i])[p], bucket.slot, bucket.trip.time);
+    for (const auto& pieces : block_.pieces)
+      for (const auto& piece : *pieces)
+        if (piece.holders.size() == 1) visit(piece, piece.holders[0], 0);
+  }
+
+  // By op: every part's gradients go to a sum that takes at least this long.
+  void weigh() {
+    std::vector<int32_t> first(group_.ops.size() + 1);  // by op: where its parts begin
+    for (size_t i = 0; i < group_.ops.size(); ++i)
+      first[i + 1] = first[i] + graph_.ops[group_.ops[i]].layout->num_parts;
+    std::vector<int64_t> slowest(first.back(), uncounted);
+    each_wait([&](const Piece& piece, int32_t, int64_t time) {
+      bool waits = false;
+      for (const auto& [place, part] : piece.parts) {
+        if (!graph_.graph.ops[group_.ops[place]].backward) continue;
+        waits = true;
+        slowest[first[place] + part] = std::max(slowest[first[place] + part], time);
+      }
+      block_.all_wait &= waits;
+    });
+    for (size_t i = 0; i < group_.ops.size(); ++i)
+      block_.weights[i] = *std::min_element(slowest.begin() + first[i], slowest.begin() + first[i + 1]);
+  }
+
+  TaskGraph& graph_;
+  const SyncGroup& group_;
+  SyncBlock& block_;
+};
+
+void SyncBlock::clear() {
+  tasks.reset();
+  pieces.clear();
+  for (auto& list : edges) list.clear();
+  all_wait = true;
+}
+
+std::unique_ptr<SyncBlock> TaskGraph::find_syncs(int32_t group) {
+  auto block = spare_syncs_.take();
+  SyncBuilder(*this, groups[group], *block).find(syncs[group].get());
+  return block;
+}
+
+void TaskGraph::join_syncs(int32_t group) { SyncBuilder(*this, groups[group], *syncs[group]).join(); }
+
+// Parameters in the order in which backward completes them, one a group where nothing shares a bucket.
+void TaskGraph::make_groups() {
+  std::vector<std::pair<int32_t, int32_t>> order;  // (first reader, tensor)
+  for (size_t i = 0; i < graph.tensors.size(); ++i)
+    if (graph.tensors[i].source == Source::parameter && !graph.tensors[i].readers.empty())
+      order.emplace_back(-graph.tensors[i].readers.front().first, static_cast<int32_t>(i));
+  std::sort(order.begin(), order.end());
+  int32_t shared = -1;
+  for (const auto& [unused, tensor] : order) {
+    const bool grad = graph.tensors[tensor].grad;
+    if (machine.bucket_bytes > 0 && grad && shared >= 0) {
+      groups[shared].tensors.push_back(tensor);
+      continue;
+    }
+    if (grad) shared = static_cast<int32_t>(groups.size());
+    groups.push_back({{tensor}, {}, grad});
+  }
+  groups_of_op.resize(graph.ops.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    auto& readers = groups[i].ops;
+    for (const int32_t tensor : groups[i].tensors)
+      for (const auto& [op, input] : graph.tensors[tensor].readers) readers.push_back(op);
+    sort_unique(readers);
+    for (size_t k = 0; k < readers.size(); ++k)
+      groups_of_op[readers[k]].emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(k));
+  }
+}
+
+}  // namespace soapstone

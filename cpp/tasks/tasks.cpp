@@ -1,0 +1,113 @@
+#include "tasks/tasks.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+
+namespace soapstone {
+
+// phase 2 bits, op 16, kind 3, slot 7, major 18, minor 18.
+uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) {
+  constexpr int64_t most_ops = 1 << 16, most_slots = 1 << 7;
+  if (op >= most_ops || slot >= most_slots || major >= most_parts || minor >= most_parts)
+    throw std::invalid_argument(
+        "the task graph has more than 2^16 ops, 2^18 parts or devices, or 128 outputs of one op");
+  uint64_t key = phase << 16 | static_cast<uint64_t>(op);
+  key = key << 3 | static_cast<uint64_t>(kind);
+  key = key << 7 | static_cast<uint64_t>(slot);
+  key = key << 18 | static_cast<uint64_t>(major);
+  return key << 18 | static_cast<uint64_t>(minor);
+}
+
+namespace {
+
+// Few sizes, so that what one block gives back fits many others: a power of two in four steps.
+int32_t size_of(int32_t count) {
+  const int32_t step = std::max(1, static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(count))) / 4);
+  return (count + step - 1) / step * step;
+}
+
+}  // namespace
+
+int32_t TaskPool::take(int32_t count) {
+  if (count == 0) return 0;
+  const int32_t size = size_of(count);
+  if (auto& begins = free_[size]; !begins.empty()) {
+    const int32_t begin = begins.back();
+    begins.pop_back();
+    for (int32_t slot = begin; slot < begin + count; ++slot) {
+      tasks[slot] = {};
+      states[slot] = {};
+      waiting[slot] = 0;
+    }
+    return begin;
+  }
+  const auto begin = static_cast<int32_t>(tasks.size());
+  tasks.resize(begin + size);
+  states.resize(begin + size);
+  waiting.resize(begin + size);
+  return begin;
+}
+
+void TaskPool::write(int32_t slot, uint64_t key, int32_t tail, const std::vector<Hold>& holds, const Trip& trip) {
+  Task& task = tasks[slot];
+  task.key = key;
+  task.latency = trip.latency;
+  task.tail = tail;
+  task.holds = holds.data() + trip.begin;
+  task.num_holds = trip.end - trip.begin;
+  if (task.num_holds > 0) task.first = *task.holds;
+}
+
+Trip Trip::of(const std::vector<Hold>& holds, size_t begin, int64_t latency) {
+  Trip trip{static_cast<int32_t>(begin), static_cast<int32_t>(holds.size()), 0, 0, latency, 0};
+  int64_t longest = 0;
+  for (size_t i = begin; i < holds.size(); ++i) {
+    if (holds[i].duration > longest) trip.slowest = holds[i].resource;
+    if (holds[i].duration >= longest) trip.last_slowest = holds[i].resource;
+    longest = std::max(longest, holds[i].duration);
+  }
+  check(longest, latency);
+  trip.time = longest + latency;
+  return trip;
+}
+
+void Trip::check(int64_t longest, int64_t latency) {
+  if (longest > longest_time || latency > longest_time)
+    throw std::invalid_argument("a task takes longer than 2^43 ns, some two hours");
+}
+
+void TaskPool::give_back(const Block& block) {
+  if (block.count > 0) free_[size_of(block.count)].push_back(block.begin);
+}
+
+BlockWriter::BlockWriter(TaskPool& pool, Block& block, int32_t count) : pool_(pool), block_(block) {
+  block.count = count;
+  block.begin = pool.take(count);
+  begins_.reserve(count + 1);
+  begins_.push_back(0);
+}
+
+BlockWriter::~BlockWriter() {
+  if (!finished_) pool_.give_back(block_);
+}
+
+BlockWriter::Added BlockWriter::add(uint64_t key, int64_t latency, int32_t tail) {
+  const auto slot = block_.begin + static_cast<int32_t>(begins_.size()) - 1;
+  Task& task = pool_.tasks[slot];
+  task.key = key;
+  task.latency = latency;
+  task.tail = tail;
+  task.num_holds = static_cast<int32_t>(block_.holds.size() - begins_.back());
+  if (task.num_holds > 0) task.first = block_.holds[begins_.back()];
+  const Trip trip = Trip::of(block_.holds, begins_.back(), latency);
+  begins_.push_back(block_.holds.size());
+  return {slot, trip.time};
+}
+
+void BlockWriter::finish() {
+  finished_ = true;
+  for (int32_t i = 0; i < block_.count; ++i) pool_.tasks[block_.begin + i].holds = block_.holds.data() + begins_[i];
+}
+
+}  // namespace soapstone

@@ -1,0 +1,118 @@
+// Tasks as the engines see them, and the pool that they lie in. A task keeps its slot for as long as nothing that it
+// depends on changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "machine/hold.hpp"
+
+namespace soapstone {
+
+enum class Kind : int32_t { forward, backward, combine, transfer, sync, update };
+
+enum Phase : uint64_t { forward_phase, backward_phase, sync_phase, update_phase };
+
+constexpr int64_t most_parts = 1 << 18;
+constexpr int64_t longest_time = int64_t{1} << 43;  // ns of one task: far from overflow in sums
+
+// What orders tasks that are ready at the same time. It depends on the strategy alone, never on history.
+uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor);
+inline uint64_t phase_of(uint64_t key) { return key >> 62; }
+
+// One cache line; the first hold lies here, since most tasks have no other.
+struct alignas(64) Task {
+  uint64_t key = 0;
+  int64_t latency = 0;
+  Hold first{0, 0};
+  const Hold* holds = nullptr;
+  const int32_t* next = nullptr;  // slots of the tasks that wait for this one
+  int32_t num_holds = 0, num_next = 0;
+  int32_t tail = 0;  // which of the bounds' tails follows it
+
+  template <typename Visit>
+  void each_hold(Visit visit) const {
+    if (num_holds > 0) visit(first);
+    for (int32_t i = 1; i < num_holds; ++i) visit(holds[i]);
+  }
+};
+
+// A message's holds in its block, once it is a task, and its time with nothing in its way: what its slowest resource
+// takes, and the latency. Often the way out of one node is as slow as the way into another.
+struct Trip {
+  int32_t begin = 0, end = 0;
+  int32_t slowest = 0, last_slowest = 0;
+  int64_t latency = 0, time = 0;
+
+  // Of the last holds, from `begin` on.
+  static Trip of(const std::vector<Hold>& holds, size_t begin, int64_t latency);
+  static void check(int64_t longest, int64_t latency);
+};
+
+struct Edge {
+  int32_t from, to;  // slots
+  bool operator==(const Edge&) const = default;
+};
+
+// Tasks that come and go together, with what they hold.
+struct Block {
+  int32_t begin = 0, count = 0;  // slots
+  std::vector<Hold> holds;
+  size_t num_before = 0, first_behind = 0;  // holds that surely come before the loss: the first; behind it: the last
+};
+
+class TaskPool {
+ public:
+  // What a play knows of a task before it is served. Between plays it is as at the start of one.
+  struct State {
+    int64_t ready = 0;    // the latest end of those that it waited for
+    int32_t waiting = 0;  // for how many others it still waits
+    int32_t link = 0;     // the calendar's: who is ready on the same day
+  };
+
+  explicit TaskPool(int32_t num_fixed) : tasks(num_fixed), states(num_fixed), waiting(num_fixed) {}
+
+  std::vector<Task> tasks;       // by slot
+  std::vector<State> states;     // likewise
+  std::vector<int32_t> waiting;  // for how many others each waits
+
+  int32_t take(int32_t count);
+  void write(int32_t slot, uint64_t key, int32_t tail, const std::vector<Hold>& holds, const Trip& trip);
+  void give_back(const Block& block);
+
+  void link(const std::vector<int32_t>& next) {
+    for (const int32_t slot : next) states[slot].waiting = ++waiting[slot];
+  }
+  void unlink(const std::vector<int32_t>& next) {
+    for (const int32_t slot : next) states[slot].waiting = --waiting[slot];
+  }
+
+ private:
+  std::unordered_map<int32_t, std::vector<int32_t>> free_;  // by size
+};
+
+// Fills a block's tasks one after the other.
+class BlockWriter {
+ public:
+  BlockWriter(TaskPool& pool, Block& block, int32_t count);
+  ~BlockWriter();  // gives the slots back unless all was written
+
+  struct Added {
+    int32_t slot;
+    int64_t time;  // with nothing in its way
+  };
+  // The task's holds are those that stand in block.holds since the last call.
+  Added add(uint64_t key, int64_t latency, int32_t tail);
+  // Holds lie still only now.
+  void finish();
+
+ private:
+  TaskPool& pool_;
+  Block& block_;
+  std::vector<std::size_t> begins_;
+  bool finished_ = false;
+};
+
+}  // namespace soapstone
