@@ -1,15 +1,8 @@
-// Algorithm 2 of the paper (section "Delta Simulation Algorithm"), each task at most once.
-//
-// The sweep goes over the old order and merges in, from a heap, tasks that are ready at another time than before. An
-// old task whose predecessors end as they did is served where it stood; it tells its successors only where its end
-// changes. One whose predecessors end later than it stood is *open*: its successors may not be served until it is.
-// A task is offered to the heap at a time that is no later than its true one and looked at again when that time comes,
-// so that many notices of one task cost little.
+#include "engines/delta.hpp"
+
 #include <algorithm>
 #include <cassert>
 #include <utility>
-
-#include "engines/engine.hpp"
 
 namespace soapstone {
 
@@ -19,10 +12,11 @@ bool later(const Ready& a, const Ready& b) { return b < a; }
 
 }  // namespace
 
-void Engine::invert() {
+void Delta::prepare() {
+  if (prepared_) return;
   before_begin_.assign(graph_.pool.tasks.size() + 2, 0);
   const auto each_edge = [&](auto visit) {
-    for (const int32_t from : order_) {
+    for (const int32_t from : accepted_.order()) {
       const Task& task = graph_.pool.tasks[from];
       for (int32_t i = 0; i < task.num_next; ++i) visit(from, task.next[i]);
     }
@@ -31,39 +25,74 @@ void Engine::invert() {
   for (size_t i = 2; i < before_begin_.size(); ++i) before_begin_[i] += before_begin_[i - 1];
   before_.resize(before_begin_.back());
   each_edge([&](int32_t from, int32_t to) { before_[before_begin_[to + 1]++] = from; });
-  inverted_ = true;
+  prepared_ = true;
 }
 
-// The count of plays has come round, and old marks would look like new ones.
-void Engine::forget_plays() {
-  sweep_.clear();
-  edited_.clear();
-  added_at_.clear();
-  play_ = 1;
+// Before the count of runs comes round, old marks are cleared: they would look like new ones.
+void Delta::begin_run() {
+  if (++run_ == 0) {
+    sweep_.clear();
+    edited_.clear();
+    added_at_.clear();
+    run_ = 1;
+  }
+  const size_t num_slots = graph_.pool.tasks.size();
+  sweep_.resize(num_slots);
+  edited_.resize(num_slots);
+  added_at_.resize(num_slots);
+  offers_.clear();
 }
 
-Engine::Sweep& Engine::swept(int32_t slot) {
+// Before this not even the end of a task that now has other successors. What the change touches in backward comes
+// after all of forward.
+int64_t Delta::first_touch() const {
+  const auto& order = accepted_.order();
+  const auto back = std::find_if(order.begin(), order.end(),
+                                 [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) != forward_phase; });
+  int64_t first = back == order.end() ? INT64_MAX : accepted_.ready(*back);
+  for (const auto& [begin, count] : graph_.gone())
+    for (int32_t slot = begin; slot < begin + count; ++slot) first = std::min(first, accepted_.ready(slot));
+  for (const auto& [begin, count] : graph_.fresh())
+    for (int32_t slot = begin; slot < begin + count; ++slot)
+      if (graph_.pool.waiting[slot] == 0) return 0;
+  for (const int32_t tensor : graph_.rerouted()) {
+    const int32_t op = graph_.graph.tensors[tensor].producer;
+    if (!graph_.is_changing(op)) first = std::min(first, touch_.first_arrival(op));
+  }
+  return first;
+}
+
+bool Delta::run(int64_t limit, const Bounds& bounds) {
+  play_.reset();
+  play_.cut = accepted_.position_at(touch_.waits_for_nothing() ? 0 : first_touch());
+  if (play_.cut == accepted_.size()) play_.cut = 0;
+  play_.main.whole = graph_.totals.work;
+  play_.start(play_.main, Half::both, play_.cut, accepted_.size());
+  return sweep(limit, bounds);
+}
+
+Delta::Sweep& Delta::swept(int32_t slot) {
   Sweep& sweep = sweep_[slot];
-  if (sweep.play != play_) sweep = Sweep{.play = play_};
+  if (sweep.run != run_) sweep = Sweep{.run = run_};
   return sweep;
 }
 
-int64_t Engine::pull(int32_t slot) const {
+int64_t Delta::latest_predecessor(int32_t slot) const {
   int64_t ready = 0;
   const auto see = [&](int32_t from) {
-    const bool anew = sweep_[from].play == play_ && sweep_[from].served;
-    ready = std::max(ready, anew ? served_[from].end : old_end_[from]);
+    const bool anew = sweep_[from].run == run_ && sweep_[from].served;
+    ready = std::max(ready, anew ? play_.served[from].end : accepted_.end(from));
   };
-  if (is_old(slot))
+  if (accepted_.has(slot))
     for (int32_t i = before_begin_[slot]; i < before_begin_[slot + 1]; ++i)
-      if (edited_[before_[i]] != play_) see(before_[i]);
-  if (const auto& [at, play] = added_at_[slot]; play == play_)
+      if (edited_[before_[i]] != run_) see(before_[i]);
+  if (const auto& [at, run] = added_at_[slot]; run == run_)
     for (size_t i = at; i < added_.size() && added_[i].to == slot; ++i) see(added_[i].from);
   return ready;
 }
 
 // It is looked at no later than at `ready`.
-void Engine::offer(int32_t slot, int64_t ready) {
+void Delta::offer(int32_t slot, int64_t ready) {
   Sweep& sweep = swept(slot);
   if (ready >= sweep.offered) return;
   sweep.offered = ready;
@@ -71,7 +100,7 @@ void Engine::offer(int32_t slot, int64_t ready) {
   std::push_heap(offers_.begin(), offers_.end(), later);
 }
 
-void Engine::set_open(int32_t slot) {
+void Delta::set_open(int32_t slot) {
   swept(slot).open = true;
   const Task& task = graph_.pool.tasks[slot];
   for (int32_t i = 0; i < task.num_next; ++i) {
@@ -82,9 +111,9 @@ void Engine::set_open(int32_t slot) {
 }
 
 // Which tasks have other successors than in what was adopted.
-void Engine::mark_edited() {
+void Delta::mark_edited() {
   const auto edit = [&](const std::pair<int32_t, int32_t>& run) {
-    for (int32_t slot = run.first; slot < run.first + run.second; ++slot) edited_[slot] = play_;
+    for (int32_t slot = run.first; slot < run.first + run.second; ++slot) edited_[slot] = run_;
   };
   for (const auto& run : graph_.gone()) edit(run);
   for (const auto& run : graph_.fresh()) edit(run);
@@ -92,7 +121,7 @@ void Engine::mark_edited() {
 }
 
 // The edges of such tasks now, by target.
-void Engine::collect_added() {
+void Delta::collect_added() {
   const auto add = [&](int32_t begin, int32_t count) {
     for (int32_t slot = begin; slot < begin + count; ++slot) {
       const Task& task = graph_.pool.tasks[slot];
@@ -104,12 +133,12 @@ void Engine::collect_added() {
   for (const auto& [begin, count] : graph_.fresh()) add(begin, count);
   std::sort(added_.begin(), added_.end(), [](const Edge& a, const Edge& b) { return a.to < b.to; });
   for (size_t i = 0; i < added_.size(); ++i)
-    if (i == 0 || added_[i - 1].to != added_[i].to) added_at_[added_[i].to] = {static_cast<int32_t>(i), play_};
+    if (i == 0 || added_[i - 1].to != added_[i].to) added_at_[added_[i].to] = {static_cast<int32_t>(i), run_};
 }
 
 // New tasks are open from the start, and whatever lost or gained a predecessor is looked at. An edge that only an
 // unchanged op lost is one that follows from others, so losing it moves nothing.
-void Engine::open_fresh() {
+void Delta::open_fresh() {
   std::vector<int32_t> touched;
   for (const auto& [begin, count] : graph_.gone())
     for (int32_t slot = begin; slot < begin + count; ++slot) {
@@ -126,16 +155,16 @@ void Engine::open_fresh() {
     }
   for (const int32_t slot : touched) {
     Sweep& sweep = swept(slot);
-    if (sweep.served || (is_old(slot) && position_[slot] < cut_)) continue;
+    if (sweep.served || (accepted_.has(slot) && accepted_.position(slot) < play_.cut)) continue;
     sweep.dirty = sweep.loose = true;
-    if (sweep.unresolved == 0 && sweep.offered == never) offer(slot, pull(slot));
+    if (sweep.unresolved == 0 && sweep.offered == never) offer(slot, latest_predecessor(slot));
   }
 }
 
-// Tells successors that a task's end is known, or another than it was.
-void Engine::tell(int32_t slot, bool was_open, int64_t end) {
-  const bool old = is_old(slot);
-  if (!was_open && old && end == old_end_[slot]) return;
+// Lets successors know that a task's end is known, or another than it was.
+void Delta::notify(int32_t slot, bool was_open, int64_t end) {
+  const bool old = accepted_.has(slot);
+  if (!was_open && old && end == accepted_.end(slot)) return;
   const Task& task = graph_.pool.tasks[slot];
   for (int32_t i = 0; i < task.num_next; ++i) {
     const int32_t next = task.next[i];
@@ -144,24 +173,24 @@ void Engine::tell(int32_t slot, bool was_open, int64_t end) {
     if (was_open) --sweep.unresolved;
     if (sweep.served) continue;
     sweep.known = std::max(sweep.known, end);
-    if (old && end < old_end_[slot] && old_end_[slot] == old_ready_[next]) sweep.loose = true;
+    if (old && end < accepted_.end(slot) && accepted_.end(slot) == accepted_.ready(next)) sweep.loose = true;
     if (sweep.unresolved > 0) continue;
-    if (sweep.open || (sweep.loose && end < old_ready_[next])) offer(next, end);
+    if (sweep.open || (sweep.loose && end < accepted_.ready(next))) offer(next, end);
   }
 }
 
-bool Engine::serve_anew(int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds) {
-  if (!serve(forward_, slot, ready, limit, bounds)) return false;
+bool Delta::serve_anew(int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds) {
+  if (!play_.serve(play_.main, slot, ready, limit, bounds)) return false;
   Sweep& sweep = swept(slot);
-  const int64_t end = served_[slot].end;
+  const int64_t end = play_.served[slot].end;
   sweep.served = true;
-  num_served_ += !is_old(slot) || end != old_end_[slot];
-  tell(slot, sweep.open, end);
+  play_.num_served += !accepted_.has(slot) || end != accepted_.end(slot);
+  notify(slot, sweep.open, end);
   return true;
 }
 
 // A task whose offered time has come. False where the limit is passed.
-bool Engine::take_offer(int64_t limit, const Bounds& bounds) {
+bool Delta::take_offer(int64_t limit, const Bounds& bounds) {
   std::pop_heap(offers_.begin(), offers_.end(), later);
   const auto [offered, key, slot] = offers_.back();
   offers_.pop_back();
@@ -169,43 +198,43 @@ bool Engine::take_offer(int64_t limit, const Bounds& bounds) {
   if (sweep.served || offered != sweep.offered) return true;
   sweep.offered = never;
   if (sweep.unresolved > 0) return true;
-  const int64_t ready = sweep.known > offered ? sweep.known : pull(slot);
+  const int64_t ready = sweep.known > offered ? sweep.known : latest_predecessor(slot);
   assert(ready >= offered);
   if (ready == offered) return serve_anew(slot, ready, limit, bounds);
-  if (sweep.open || ready < old_ready_[slot]) offer(slot, ready);
+  if (sweep.open || ready < accepted_.ready(slot)) offer(slot, ready);
   return true;
 }
 
 // An old task at the time at which it stood. False where the limit is passed.
-bool Engine::take_old(int32_t slot, int64_t limit, const Bounds& bounds) {
+bool Delta::take_old(int32_t slot, int64_t limit, const Bounds& bounds) {
   Sweep& sweep = swept(slot);
   const bool known = sweep.unresolved == 0;
-  const int64_t ready = sweep.dirty && known ? pull(slot) : old_ready_[slot];
-  assert(ready >= old_ready_[slot]);
-  if (known && ready == old_ready_[slot]) return serve_anew(slot, ready, limit, bounds);
+  const int64_t ready = sweep.dirty && known ? latest_predecessor(slot) : accepted_.ready(slot);
+  assert(ready >= accepted_.ready(slot));
+  if (known && ready == accepted_.ready(slot)) return serve_anew(slot, ready, limit, bounds);
   set_open(slot);
   if (known) offer(slot, ready);
   return true;
 }
 
-bool Engine::sweep(int64_t limit, const Bounds& bounds) {
-  sweep_.resize(served_.size());
-  edited_.resize(served_.size());
-  added_at_.resize(served_.size());
-  offers_.clear();
+bool Delta::sweep(int64_t limit, const Bounds& bounds) {
+  begin_run();
   mark_edited();
   collect_added();
   open_fresh();
-  auto at = static_cast<size_t>(cut_);
+  Stretch& all = play_.main;
+  int32_t at = play_.cut;
+  const auto is_passed = [&](int32_t slot) {
+    const Sweep& sweep = sweep_[slot];
+    return sweep.run == run_ && (sweep.served || sweep.open);
+  };
   while (true) {
-    while (at < order_.size() && sweep_[order_[at]].play == play_ &&
-           (sweep_[order_[at]].served || sweep_[order_[at]].open))
-      ++at;
-    if (at == order_.size() && offers_.empty()) return forward_.latest <= limit;
-    const bool old = offers_.empty() || (at < order_.size() && old_look(order_[at]) < offers_.front());
-    if (forward_.order.size() >= forward_.next_note)
-      note_now(forward_, old ? old_ready_[order_[at]] : offers_.front().ready);
-    if (!(old ? take_old(order_[at++], limit, bounds) : take_offer(limit, bounds))) return false;
+    while (at < accepted_.size() && is_passed(accepted_.slot(at))) ++at;
+    if (at == accepted_.size() && offers_.empty()) return all.latest <= limit;
+    const bool old = offers_.empty() || (at < accepted_.size() && as_accepted(accepted_.slot(at)) < offers_.front());
+    if (all.order.size() >= all.next_checkpoint)
+      play_.checkpoint(all, old ? accepted_.ready(accepted_.slot(at)) : offers_.front().ready);
+    if (!(old ? take_old(accepted_.slot(at++), limit, bounds) : take_offer(limit, bounds))) return false;
   }
 }
 

@@ -26,7 +26,7 @@ int64_t Simulator::begin(const std::vector<Configuration>& strategy) {
   begun_ = true;
   bounds_.hold(graph, nullptr, 0, INT64_MAX);
   engine_.play(Method::full, INT64_MAX, bounds_);
-  engine_.adopt();
+  engine_.commit();
   return makespan_ = engine_.makespan();
 }
 
@@ -121,7 +121,7 @@ void Simulator::accept() {
     return;
   }
   book(in_accept, [&] {
-    engine_.adopt();
+    engine_.commit();
     graph.keep();
   });
   changed_since_.insert(changed_since_.end(), graph.changed().begin(), graph.changed().end());
@@ -136,7 +136,7 @@ void Simulator::reject() {
   if (std::exchange(nothing_, false)) return;
   book(in_undo, [&] {
     graph.take_back();
-    engine_.drop();
+    engine_.rollback();
   });
 }
 

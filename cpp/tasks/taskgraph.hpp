@@ -218,7 +218,12 @@ class TaskGraph {
   const std::vector<std::pair<int32_t, int32_t>>& reads(int32_t op) const { return reads_[op]; }
   const Overlaps& between(int32_t tensor, int32_t reader);
   bool has_update(int32_t device) const { return totals.elements[device] > 0; }
-  int64_t update_time(int32_t device) const { return pool.tasks[device].first.duration; }
+  bool changes_update(int32_t device) const { return totals.elements[device] != before_.elements[device]; }
+  int64_t update_time(int32_t device) const { return pool.tasks[update_slot(device)].first.duration; }
+  // The first slots are the updates.
+  static int32_t update_slot(int32_t device) { return device; }
+  static int32_t device_of_update(int32_t slot) { return slot; }
+  bool is_update(int32_t slot) const { return slot < machine.topology.num_devices(); }
   const std::vector<int64_t>& transient();  // by device: the largest task's bytes
   // By device: what no order of the tasks can pass, where the optimizer keeps so many numbers for each element.
   std::vector<int64_t> memory_bound(int64_t num_states);

@@ -1,0 +1,71 @@
+#include "engines/play.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace soapstone {
+
+void Play::reset() {
+  const size_t num_slots = graph.pool.tasks.size();
+  served.resize(num_slots);
+  touched_.resize(num_slots + 1);  // one more, which is written to in vain
+  num_served = 0;
+  cut = 0;
+}
+
+void Play::forget() {
+  cut = accepted_.size();
+  main.order.clear();
+}
+
+void Play::start(Stretch& stretch, Half half, int32_t begin, int32_t end) {
+  stretch.half = half;
+  stretch.begin = begin;
+  stretch.end = end;
+  stretch.order.clear();
+  stretch.checkpoints.clear();
+  stretch.latest = accepted_.latest_before(begin);
+  accepted_.progress_at(begin, progress_);
+  stretch.resources.resize(progress_.size());
+  for (size_t i = 0; i < progress_.size(); ++i)
+    stretch.resources[i] = {progress_[i].free, stretch.whole[i] - progress_[i].served};
+  stretch.least = std::max(stretch.latest, least_at(stretch, 0));
+  stretch.given = 0;
+  stretch.next_checkpoint = 0;
+  stretch.stop = -1;
+  stretch.done = false;
+}
+
+// Of what is left, where nothing is served before `now`.
+int64_t Play::least_at(const Stretch& stretch, int64_t now) {
+  int64_t least = 0;
+  for (const auto& [free, left] : stretch.resources) least = std::max(least, std::max(free, now) + left);
+  return least;
+}
+
+void Play::checkpoint(Stretch& stretch, int64_t now) {
+  stretch.least = std::max(stretch.least, least_at(stretch, now));
+  Checkpoint point{static_cast<int32_t>(stretch.order.size()), {}, {}, {}};
+  point.progress.reserve(stretch.whole.size());
+  for (size_t i = 0; i < stretch.whole.size(); ++i)
+    point.progress.push_back({stretch.resources[i].free, stretch.whole[i] - stretch.resources[i].left});
+  add_checkpoint(stretch, std::move(point));
+}
+
+void Play::add_checkpoint(Stretch& stretch, Checkpoint point) {
+  stretch.checkpoints.push_back(std::move(point));
+  stretch.next_checkpoint = stretch.order.size() + std::max<size_t>(128, 2 * stretch.resources.size());
+}
+
+void Play::seed_all(Stretch& stretch) {
+  graph.each_slot([&](int32_t slot) {
+    if (graph.pool.waiting[slot] == 0) stretch.calendar.push(slot);
+  });
+}
+
+void Play::restore() {
+  for (size_t i = 0; i < num_touched_; ++i) graph.pool.states[touched_[i]] = {0, graph.pool.waiting[touched_[i]], 0};
+  num_touched_ = 0;
+}
+
+}  // namespace soapstone

@@ -1,0 +1,45 @@
+// Plays from the first moment that a change can touch; all before it is as it was.
+//
+// Where every task comes before or after the loss, the two halves know nothing of each other: each is played from its
+// own first moment, in turns, until their bounds together pass the limit. A stretch that differs from what was accepted
+// in nothing but a shift any more is done (Rejoin).
+#pragma once
+
+#include "engines/rejoin.hpp"
+#include "engines/touch.hpp"
+
+namespace soapstone {
+
+class Resume {
+ public:
+  Resume(Play& play, Accepted& accepted, Touch& touch);
+
+  enum class Outcome { done, passes_limit, starts_earlier };
+  // Starts earlier: something lost one that it waited for, and is ready before the change. Then nothing was played.
+  Outcome run(int64_t limit, const Bounds& bounds);
+  // The accepted play is another one.
+  void commit() { rejoin_.commit(); }
+  void look_closely() { rejoin_.look_closely(); }
+
+ private:
+  Outcome run_whole(int64_t limit, const Bounds& bounds);
+  Outcome run_halves(int64_t limit, const Bounds& bounds);
+  bool serve_in_turns(int32_t to, int64_t limit, const Bounds& bounds);
+  bool serve(Stretch& stretch, Rejoin::Look& look, int64_t count, int64_t limit, const Bounds& bounds);
+  bool start_backward(int32_t to, int64_t change);
+  void append_backward(int32_t to);
+  bool seed(int64_t change);
+  bool give_from(Stretch& stretch, int32_t begin, int32_t end, int64_t change);
+  bool give_updates(Stretch& stretch, const std::vector<Sums>& updates, int32_t end, int64_t change);
+
+  Play& play_;
+  Accepted& accepted_;
+  Touch& touch_;
+  TaskGraph& graph_;
+  Rejoin rejoin_;
+  Rejoin::Look look_, backward_look_;
+  Stretch backward_;
+  int64_t change_ = 0;  // the first moment that is played
+};
+
+}  // namespace soapstone
