@@ -5,6 +5,17 @@
 
 namespace soapstone {
 
+namespace {
+
+// The most that a resource takes, idle or at work.
+int64_t longest(const std::vector<int64_t>& work, const std::vector<int64_t>& idle) {
+  int64_t most = 0;
+  for (size_t i = 0; i < work.size(); ++i) most = std::max(most, work[i] + idle[i]);
+  return most;
+}
+
+}  // namespace
+
 // Fills the tails behind a backward, its combine and its finish; returns what follows once the op can begin backward.
 int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
   const auto& [least, sum, combines, finishes, has_copies] = weights_.op(op);
@@ -46,13 +57,13 @@ int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
 }
 
 // The most that a resource serves in backward, with what at least comes behind a link's last task.
-int64_t Bounds::least_behind(const TaskGraph& graph, const Followers* followers, int64_t last) const {
+int64_t Bounds::least_behind(const TaskGraph& graph, const Followers* followers, const Idle& idle, int64_t last) const {
   const auto& exit = *graph.ops[graph.exit()].block;
   int64_t most = head_backward_[graph.exit()] + (exit.finish_forward.empty() ? 0 : exit.least[role_finish_forward]);
   if (followers) most = std::max(most, messages_backward(graph, *followers));
   const int32_t num_devices = graph.machine.topology.num_devices();
   for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.behind.size()); ++i)
-    most = std::max(most, graph.idle.behind[i] + graph.totals.behind[i] + (i < num_devices ? 0 : last));
+    most = std::max(most, idle.behind[i] + graph.totals.behind[i] + (i < num_devices ? 0 : last));
   return most;
 }
 
@@ -87,7 +98,7 @@ int64_t Bounds::gradient(const TaskGraph& graph, const Followers& followers, int
 // comes behind the last.
 int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& followers) const {
   int64_t most = 0;
-  for (const int32_t tensor : graph.routed()) {
+  for (const int32_t tensor : graph.changes().routed()) {
     const auto& block = *graph.flows[tensor];
     if (block.most_backward == 0) continue;
     int64_t begin = INT64_MAX;
@@ -109,7 +120,7 @@ int64_t Bounds::made(const TaskGraph& graph, int32_t op) const {
 
 int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
   int64_t most = 0;
-  for (const int32_t tensor : graph.routed()) {
+  for (const int32_t tensor : graph.changes().routed()) {
     const auto& block = *graph.flows[tensor];
     if (block.most_forward == 0) continue;
     const int32_t producer = graph.graph.tensors[tensor].producer;
@@ -131,7 +142,7 @@ void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
   before_.assign(words, followers ? 0 : ~uint64_t{0});
   behind_ = before_;
   if (!followers) return;
-  for (const int32_t op : graph.changed()) {
+  for (const int32_t op : graph.changes().ops) {
     add(before_, followers->before(op));
     add(behind_, followers->behind(op));
     set(before_, op);
@@ -150,7 +161,7 @@ void Bounds::find_transfers(const TaskGraph& graph) {
   }
 }
 
-bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit) {
+bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, const Idle& idle, int64_t limit) {
   const auto num_ops = static_cast<int32_t>(graph.graph.ops.size());
   weights_.update(graph);
   tails_.assign(graph.num_tails(), 0);
@@ -182,8 +193,8 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, i
   behind_loss_ = 0;
   const bool meets = graph.meets_at_loss();
   if (meets) {
-    behind_loss_ = least_behind(graph, followers, std::min(last, update));
-    through = behind_loss_ + longest(graph.totals.before, graph.idle.before);
+    behind_loss_ = least_behind(graph, followers, idle, std::min(last, update));
+    through = behind_loss_ + longest(graph.totals.before, idle.before);
     bound_ = std::max(bound_, through);
     if (bound_ > limit) return false;
   }
@@ -201,7 +212,7 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, i
   before_loss_ = through - behind_loss_;
   bound_ = std::max(bound_, through);
   if (bound_ > limit) return false;
-  if (graph.unrouted().empty()) find_transfers(graph);
+  if (graph.changes().unrouted().empty()) find_transfers(graph);
   return true;
 }
 

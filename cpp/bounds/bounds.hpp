@@ -24,9 +24,9 @@ namespace soapstone {
 class Bounds {
  public:
   // Of the graph as it is, with or without the followers in what it was changed from; the changed ops' inputs are made
-  // from `first` on. What is not routed yet takes no time. False where a bound passes the limit. Throws
-  // std::invalid_argument where times may overflow.
-  bool hold(TaskGraph& graph, const Followers* followers, int64_t first, int64_t limit);
+  // from `first` on, and resources stand idle so long. What is not routed yet takes no time. False where a bound passes
+  // the limit. Throws std::invalid_argument where times may overflow.
+  bool hold(TaskGraph& graph, const Followers* followers, int64_t first, const Idle& idle, int64_t limit);
   int64_t tail(int32_t index) const { return tails_[index]; }
   int64_t bound() const { return bound_; }
   // Where tasks meet at the loss: to its end, and from there.
@@ -37,7 +37,7 @@ class Bounds {
   void find_changed(const TaskGraph& graph, const Followers* followers);
   int64_t backward(const TaskGraph& graph, int32_t op);
   int64_t forward(const TaskGraph& graph, int32_t op);
-  int64_t least_behind(const TaskGraph& graph, const Followers* followers, int64_t last) const;
+  int64_t least_behind(const TaskGraph& graph, const Followers* followers, const Idle& idle, int64_t last) const;
   int64_t ended(const TaskGraph& graph, const Followers& followers, int32_t op) const;
   int64_t gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const;
   int64_t made(const TaskGraph& graph, int32_t op) const;

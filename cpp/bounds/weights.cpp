@@ -43,12 +43,12 @@ void Weights::update(TaskGraph& graph) {
     std::for_each(now.begin(), now.end(), visit);
     before = now;
   };
-  both(changed_, graph.changed(), [&](int32_t op) { update_op(graph, op); });
-  both(rerouted_, graph.rerouted(), [&](int32_t tensor) { update_tensor(graph, tensor); });
-  both(regrouped_, graph.regrouped(), [&](int32_t group) {
+  both(changed_, graph.changes().ops, [&](int32_t op) { update_op(graph, op); });
+  both(rerouted_, graph.changes().tensors, [&](int32_t tensor) { update_tensor(graph, tensor); });
+  both(regrouped_, graph.changes().groups, [&](int32_t group) {
     for (const int32_t op : graph.groups[group].ops) update_sum(graph, op);
   });
-  for (const int32_t tensor : graph.unrouted()) forget_messages(graph, tensor);
+  for (const int32_t tensor : graph.changes().unrouted()) forget_messages(graph, tensor);
 }
 
 void Weights::update_op(const TaskGraph& graph, int32_t op) {

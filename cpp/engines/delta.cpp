@@ -50,12 +50,12 @@ int64_t Delta::first_touch() const {
   const auto back = std::find_if(order.begin(), order.end(),
                                  [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) != forward_phase; });
   int64_t first = back == order.end() ? INT64_MAX : accepted_.ready(*back);
-  for (const auto& [begin, count] : graph_.gone())
+  for (const auto& [begin, count] : graph_.changes().gone)
     for (int32_t slot = begin; slot < begin + count; ++slot) first = std::min(first, accepted_.ready(slot));
-  for (const auto& [begin, count] : graph_.fresh())
+  for (const auto& [begin, count] : graph_.changes().fresh)
     for (int32_t slot = begin; slot < begin + count; ++slot)
       if (graph_.pool.waiting[slot] == 0) return 0;
-  for (const int32_t tensor : graph_.rerouted()) {
+  for (const int32_t tensor : graph_.changes().tensors) {
     const int32_t op = graph_.graph.tensors[tensor].producer;
     if (!graph_.is_changing(op)) first = std::min(first, touch_.first_arrival(op));
   }
@@ -112,12 +112,12 @@ void Delta::set_open(int32_t slot) {
 
 // Which tasks have other successors than in what was adopted.
 void Delta::mark_edited() {
-  const auto edit = [&](const std::pair<int32_t, int32_t>& run) {
-    for (int32_t slot = run.first; slot < run.first + run.second; ++slot) edited_[slot] = run_;
+  const auto edit = [&](const SlotRun& run) {
+    for (int32_t slot = run.begin; slot < run.begin + run.count; ++slot) edited_[slot] = run_;
   };
-  for (const auto& run : graph_.gone()) edit(run);
-  for (const auto& run : graph_.fresh()) edit(run);
-  for (const auto& run : graph_.rewired()) edit(run);
+  for (const auto& run : graph_.changes().gone) edit(run);
+  for (const auto& run : graph_.changes().fresh) edit(run);
+  for (const auto& run : graph_.changes().rewired) edit(run);
 }
 
 // The edges of such tasks now, by target.
@@ -129,8 +129,8 @@ void Delta::collect_added() {
     }
   };
   added_.clear();
-  for (const auto& [begin, count] : graph_.rewired()) add(begin, count);
-  for (const auto& [begin, count] : graph_.fresh()) add(begin, count);
+  for (const auto& [begin, count] : graph_.changes().rewired) add(begin, count);
+  for (const auto& [begin, count] : graph_.changes().fresh) add(begin, count);
   std::sort(added_.begin(), added_.end(), [](const Edge& a, const Edge& b) { return a.to < b.to; });
   for (size_t i = 0; i < added_.size(); ++i)
     if (i == 0 || added_[i - 1].to != added_[i].to) added_at_[added_[i].to] = {static_cast<int32_t>(i), run_};
@@ -140,7 +140,7 @@ void Delta::collect_added() {
 // unchanged op lost is one that follows from others, so losing it moves nothing.
 void Delta::open_fresh() {
   std::vector<int32_t> touched;
-  for (const auto& [begin, count] : graph_.gone())
+  for (const auto& [begin, count] : graph_.changes().gone)
     for (int32_t slot = begin; slot < begin + count; ++slot) {
       const Task& task = graph_.pool.tasks[slot];
       touched.insert(touched.end(), task.next, task.next + task.num_next);
@@ -148,7 +148,7 @@ void Delta::open_fresh() {
     }
   for (const auto& edge : added_) touched.push_back(edge.to);
   if (graph_.exit() >= 0) touched.push_back(graph_.loss());  // it waits for copies until somebody reads them
-  for (const auto& [begin, count] : graph_.fresh())
+  for (const auto& [begin, count] : graph_.changes().fresh)
     for (int32_t slot = begin; slot < begin + count; ++slot) {
       set_open(slot);
       touched.push_back(slot);

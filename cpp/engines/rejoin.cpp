@@ -46,18 +46,18 @@ void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
       if (accepted_.position(slot) < stretch.end) look.settled = std::max(look.settled, accepted_.position(slot) + 1);
   };
   const auto see_op = [&](int32_t op) { see(graph_.ops[op].block->begin, graph_.ops[op].block->count); };
-  for (const auto& [begin, count] : graph_.gone()) see(begin, count);
-  for (const int32_t tensor : graph_.rerouted()) {
+  for (const auto& [begin, count] : graph_.changes().gone) see(begin, count);
+  for (const int32_t tensor : graph_.changes().tensors) {
     see_op(graph_.graph.tensors[tensor].producer);
     see(graph_.flows[tensor]->begin, graph_.flows[tensor]->count);
     if (!forward)
       for (const auto& [reader, input] : graph_.graph.tensors[tensor].readers) see_op(reader);
   }
   if (!forward)
-    for (const int32_t group : graph_.regrouped())
+    for (const int32_t group : graph_.changes().groups)
       for (const int32_t op : graph_.groups[group].ops) see_op(op);
   look.num_fresh = 0;
-  for (const auto& [begin, count] : graph_.fresh())
+  for (const auto& [begin, count] : graph_.changes().fresh)
     for (int32_t slot = begin; slot < begin + count; ++slot)
       look.num_fresh += both || (phase_of(graph_.pool.tasks[slot].key) == forward_phase) == forward;
 }
@@ -92,7 +92,7 @@ bool Rejoin::tasks_rejoin(const Stretch& stretch, const Look& look, const Moment
     if (!agrees && !is_sum(slot)) return false;
   }
   size_t num_gone = 0;
-  for (const auto& [begin, count] : graph_.gone())
+  for (const auto& [begin, count] : graph_.changes().gone)
     for (int32_t slot = begin; slot < begin + count; ++slot) {
       if (accepted_.position(slot) < stretch.begin || accepted_.position(slot) >= stretch.end) continue;
       ++num_gone;

@@ -16,6 +16,8 @@ constexpr int32_t patience = 8;
 
 Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit)
     : graph(of, std::move(on), times, false), engine_(graph), memory_(std::move(limit)), followers_(of) {
+  idle_.before.resize(graph.machine.topology.num_resources());
+  idle_.behind = idle_.before;
   if (!memory_.bytes.empty() && memory_.bytes.size() != static_cast<size_t>(graph.machine.topology.num_devices()))
     throw std::invalid_argument("a memory limit needs a number of bytes for each device");
 }
@@ -24,13 +26,13 @@ int64_t Simulator::begin(const std::vector<Configuration>& strategy) {
   if (begun_) throw std::invalid_argument("the simulator has its first strategy already");
   graph.begin(strategy);
   begun_ = true;
-  bounds_.hold(graph, nullptr, 0, INT64_MAX);
+  bounds_.hold(graph, nullptr, 0, idle_, INT64_MAX);
   engine_.play(Method::full, INT64_MAX, bounds_);
   engine_.commit();
   return makespan_ = engine_.makespan();
 }
 
-void Simulator::check(const std::vector<std::pair<int32_t, Configuration>>& changes) const {
+void Simulator::check(const Changes& changes) const {
   if (!begun_) throw std::invalid_argument("the simulator has no strategy yet");
   if (open_) throw std::invalid_argument("accept or reject the last proposal first");
   std::set<int32_t> seen;
@@ -50,45 +52,47 @@ auto Simulator::book(Phase phase, Run run) {
   return run();
 }
 
-std::optional<int64_t> Simulator::propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
-                                          Method method, int64_t most_overflow) {
+std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit, Method method, int64_t most_overflow) {
   check(changes);
   if (method == Method::resume && changes_nothing(changes)) return propose_nothing(limit, most_overflow);
   engine_.prepare(method);
   // They cost as much as some plays, so a strategy that will not last does without.
   if (++num_since_ == patience) book(in_bounds, [&] { followers_.find(graph, std::exchange(changed_since_, {})); });
-  bool possible = true;
+  bool possible = false;
   try {
-    book(in_ops, [&] { graph.change(changes); });
-    possible = *std::max_element(graph.totals.compute.begin(), graph.totals.compute.end()) <= limit;
-    int64_t first = 0;
-    if (possible)
-      book(in_flows, [&] {
-        graph.regroup();
-        first = engine_.first_input();
-        engine_.find_idle(first, graph.idle);
-      });
-    const Followers* followers = num_since_ >= patience ? &followers_ : nullptr;
-    bool routed = false;
-    while (possible && !routed) {
-      possible = book(in_flows, [&] { return graph.route(limit); });
-      routed = graph.unrouted().empty();
-      if (routed) possible = possible && (most_overflow == INT64_MAX || overflow() <= most_overflow);
-      possible = possible && book(in_bounds, [&] { return bounds_.hold(graph, followers, first, limit); });
-    }
+    possible = is_possible(changes, limit, most_overflow);
   } catch (...) {
-    graph.take_back();
+    proposal_.reset();
     throw;
   }
   open_ = true;
   if (!possible) ++num_unplayed_;
   if (possible) {
-    book(in_links, [&] { graph.link(); });
+    book(in_links, [&] { proposal_->link(); });
     if (book(in_play, [&] { return engine_.play(method, limit, bounds_); })) return engine_.makespan();
     ++num_cut_short_;
   }
   reject();
   return std::nullopt;
+}
+
+// Opens the proposal. False where bounds or the memory limit rule it out before it is played.
+bool Simulator::is_possible(const Changes& changes, int64_t limit, int64_t most_overflow) {
+  book(in_ops, [&] { proposal_.emplace(graph, changes); });
+  if (*std::max_element(graph.totals.compute.begin(), graph.totals.compute.end()) > limit) return false;
+  int64_t first = 0;
+  book(in_flows, [&] {
+    proposal_->regroup();
+    first = engine_.first_input();
+    engine_.find_idle(first, idle_);
+  });
+  const Followers* followers = num_since_ >= patience ? &followers_ : nullptr;
+  do {
+    if (!book(in_flows, [&] { return proposal_->route(limit, idle_); })) return false;
+    if (proposal_->is_routed() && most_overflow != INT64_MAX && overflow() > most_overflow) return false;
+    if (!book(in_bounds, [&] { return bounds_.hold(graph, followers, first, idle_, limit); })) return false;
+  } while (!proposal_->is_routed());
+  return true;
 }
 
 int64_t Simulator::overflow() {
@@ -103,7 +107,7 @@ int64_t Simulator::overflow() {
   return sum;
 }
 
-bool Simulator::changes_nothing(const std::vector<std::pair<int32_t, Configuration>>& changes) const {
+bool Simulator::changes_nothing(const Changes& changes) const {
   return std::all_of(changes.begin(), changes.end(),
                      [&](const auto& change) { return graph.ops[change.first].configuration == change.second; });
 }
@@ -122,9 +126,10 @@ void Simulator::accept() {
   }
   book(in_accept, [&] {
     engine_.commit();
-    graph.keep();
+    proposal_->commit();
+    proposal_.reset();
   });
-  changed_since_.insert(changed_since_.end(), graph.changed().begin(), graph.changed().end());
+  changed_since_.insert(changed_since_.end(), graph.changes().ops.begin(), graph.changes().ops.end());
   num_since_ = 0;
   makespan_ = engine_.makespan();
   open_ = false;
@@ -135,7 +140,7 @@ void Simulator::reject() {
   open_ = false;
   if (std::exchange(nothing_, false)) return;
   book(in_undo, [&] {
-    graph.take_back();
+    proposal_.reset();
     engine_.rollback();
   });
 }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "engines/engine.hpp"
+#include "tasks/proposal.hpp"
 
 namespace soapstone {
 
@@ -21,8 +22,8 @@ class Simulator {
   // The first strategy; its times must be known.
   int64_t begin(const std::vector<Configuration>& strategy);
   // The makespan, or nothing where it passes the limit, or the overflow does; then the proposal is rejected already.
-  std::optional<int64_t> propose(const std::vector<std::pair<int32_t, Configuration>>& changes, int64_t limit,
-                                 Method method, int64_t most_overflow = INT64_MAX);
+  std::optional<int64_t> propose(const Changes& changes, int64_t limit, Method method,
+                                 int64_t most_overflow = INT64_MAX);
   void accept();
   void reject();
   void look_closely() { engine_.look_closely(); }
@@ -45,14 +46,17 @@ class Simulator {
   TaskGraph graph;
 
  private:
-  bool changes_nothing(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
+  bool changes_nothing(const Changes& changes) const;
+  bool is_possible(const Changes& changes, int64_t limit, int64_t most_overflow);
   std::optional<int64_t> propose_nothing(int64_t limit, int64_t most_overflow);
-  void check(const std::vector<std::pair<int32_t, Configuration>>& changes) const;
+  void check(const Changes& changes) const;
   // Runs something and books its time.
   template <typename Run>
   auto book(Phase phase, Run run);
 
   Engine engine_;
+  std::optional<Proposal> proposal_;
+  Idle idle_;  // resources, before the proposal can touch anything
   MemoryLimit memory_;
   Bounds bounds_;
   Followers followers_;

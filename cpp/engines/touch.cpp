@@ -8,7 +8,7 @@ namespace soapstone {
 namespace {
 
 template <typename Visit>
-void each_slot(const std::vector<std::pair<int32_t, int32_t>>& runs, Visit visit) {
+void each_slot(const std::vector<SlotRun>& runs, Visit visit) {
   for (const auto& [begin, count] : runs)
     for (int32_t slot = begin; slot < begin + count; ++slot) visit(slot);
 }
@@ -21,7 +21,7 @@ bool Touch::has_halves() const {
 
 int64_t Touch::first_input() {
   int64_t first = INT64_MAX;
-  for (const int32_t op : graph_.changed()) {
+  for (const int32_t op : graph_.changes().ops) {
     for (const int32_t slot : graph_.block_before(op).forward) first = std::min(first, accepted_.ready(slot));
     bool all_wait = false;  // some input is read by every part
     for (const auto& [tensor, reader] : graph_.reads(op)) {
@@ -52,10 +52,10 @@ int64_t Touch::first_return() const {
     for (const int32_t slot : graph_.block_before(op).backward)
       first = std::min(first, graph_.is_changing(op) ? accepted_.ready(slot) : accepted_.end(slot));
   };
-  for (const int32_t tensor : graph_.rerouted())
+  for (const int32_t tensor : graph_.changes().tensors)
     for (const auto& output : graph_.graph.ops[graph_.graph.tensors[tensor].producer].outputs)
       for (const auto& [op, input] : graph_.graph.tensors[output.tensor].readers) see(op);
-  for (const int32_t group : graph_.regrouped())
+  for (const int32_t group : graph_.changes().groups)
     for (const int32_t op : graph_.groups[group].ops) see(op);
   for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
     if (const int32_t slot = graph_.update_slot(device); accepted_.has(slot) && graph_.changes_update(device))
@@ -68,7 +68,7 @@ int64_t Touch::first_return() const {
 int64_t Touch::first_update() const {
   std::vector<bool> loses(graph_.machine.topology.num_devices());
   std::vector<int32_t> gone;
-  for (const int32_t group : graph_.regrouped()) {
+  for (const int32_t group : graph_.changes().groups) {
     if (!graph_.groups[group].grad) continue;
     const SyncBlock& old = graph_.syncs_before(group);
     for (const auto& pieces : old.pieces)
@@ -115,7 +115,7 @@ void Touch::find_idle(int64_t first, Idle& idle) {
 }
 
 bool Touch::waits_for_nothing() const {
-  for (const int32_t group : graph_.regrouped())
+  for (const int32_t group : graph_.changes().groups)
     for (const auto& bucket : graph_.syncs[group]->tasks->buckets)
       if (graph_.pool.waiting[bucket.slot] == 0) return true;
   for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
@@ -128,13 +128,13 @@ int64_t Touch::first_change(int32_t position) {
   int64_t first = INT64_MAX;
   const auto is_after = [&](int32_t slot) { return accepted_.position(slot) > position; };
   known_.resize(graph_.pool.tasks.size());
-  each_slot(graph_.gone(), [&](int32_t slot) {
+  each_slot(graph_.changes().gone, [&](int32_t slot) {
     if (is_after(slot)) first = std::min(first, accepted_.ready(slot));
   });
-  for (const int32_t device : graph_.reupdated())
+  for (const int32_t device : graph_.changes().updates)
     if (const int32_t slot = graph_.update_slot(device); is_after(slot)) first = std::min(first, accepted_.ready(slot));
-  each_slot(graph_.fresh(), [&](int32_t slot) { known_[slot] = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
-  each_slot(graph_.rewired(), [&](int32_t slot) {
+  each_slot(graph_.changes().fresh, [&](int32_t slot) { known_[slot] = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
+  each_slot(graph_.changes().rewired, [&](int32_t slot) {
     if (!is_after(slot)) return;
     const Task& task = graph_.pool.tasks[slot];
     for (const int32_t next : std::span(task.next, task.num_next)) {
@@ -144,7 +144,7 @@ int64_t Touch::first_change(int32_t position) {
         first = std::min(first, accepted_.ready(next));
     }
   });
-  each_slot(graph_.fresh(), [&](int32_t slot) {
+  each_slot(graph_.changes().fresh, [&](int32_t slot) {
     if (known_[slot] >= 0) first = std::min(first, known_[slot]);
     const Task& task = graph_.pool.tasks[slot];
     for (const int32_t next : std::span(task.next, task.num_next))

@@ -40,8 +40,9 @@ void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
     gives_[i] = tensor_->grad && graph_.graph.ops[tensor_->readers[i].first].backward;
 }
 
-void FlowBuilder::set_limit(int64_t limit, bool meets) {
+void FlowBuilder::set_limit(int64_t limit, const Idle* idle, bool meets) {
   limit_ = limit;
+  idle_ = idle;
   meets_ = meets;
 }
 
@@ -205,8 +206,8 @@ void FlowBuilder::add_trips(size_t first) {
 
 void FlowBuilder::begin_trips() {
   const auto& [work, before, behind, compute, elements, memory] = graph_.totals;
-  there_.begin(meets_ ? before : work, graph_.idle.before);
-  back_.begin(meets_ ? behind : work, graph_.idle.behind);
+  there_.begin(meets_ ? before : work, idle_ ? &idle_->before : nullptr);
+  back_.begin(meets_ ? behind : work, idle_ ? &idle_->behind : nullptr);
 }
 
 // What a resource takes before the loss and what any takes behind it add up.
@@ -214,10 +215,10 @@ bool FlowBuilder::fits() const {
   return (meets_ ? there_.most + back_.most : std::max(there_.most, back_.most)) <= limit_;
 }
 
-void FlowBuilder::Direction::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle) {
+void FlowBuilder::Direction::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle) {
   tally.end();  // what a refusal left behind
-  others.resize(counted.size());
-  std::transform(counted.begin(), counted.end(), idle.begin(), others.begin(), std::plus<>());
+  others = counted;
+  if (idle) std::transform(counted.begin(), counted.end(), idle->begin(), others.begin(), std::plus<>());
   most = *std::max_element(others.begin(), others.end());
 }
 

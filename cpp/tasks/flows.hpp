@@ -10,8 +10,9 @@ class FlowBuilder {
  public:
   explicit FlowBuilder(TaskGraph& graph);
 
-  // Before flows are found: how long what resources serve of them may take, with all else that is counted.
-  void set_limit(int64_t limit, bool meets);
+  // Before flows are found: how long what resources serve of them may take, with all else that is counted, and how long
+  // they stand idle where that is known.
+  void set_limit(int64_t limit, const Idle* idle, bool meets);
   // False where it takes longer; then the block is of no use.
   bool find(int32_t tensor, FlowBlock& block);
   void join(int32_t tensor, FlowBlock& block, const FlowBlock* before);
@@ -42,7 +43,7 @@ class FlowBuilder {
     std::vector<int64_t> others;  // by resource: what else is counted, and how long it stands idle
     int64_t most = 0;             // that a resource takes for all of this
 
-    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>& idle);
+    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle);
     Trip add(const Topology::Way& way);
   };
 
@@ -85,6 +86,7 @@ class FlowBuilder {
   Direction there_, back_;
   bool meets_ = false;
   int64_t limit_ = INT64_MAX;
+  const Idle* idle_ = nullptr;
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
   std::vector<int32_t> first_shortcut_;           // by reader behind
   std::vector<std::span<const Reader>> in_flow_;  // by reader

@@ -6,151 +6,14 @@
 // the old ones in place again. All edges between ops pass through a tensor or a parameter, whose block lists them.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <span>
-
-#include "geometry/layouts.hpp"
-#include "geometry/pieces.hpp"
 #include "machine/machine.hpp"
 #include "machine/times.hpp"
 #include "support/spares.hpp"
-#include "tasks/tasks.hpp"
+#include "tasks/blocks.hpp"
+#include "tasks/changes.hpp"
+#include "tasks/totals.hpp"
 
 namespace soapstone {
-
-// What a task does for its op, in the order in which they follow one another.
-enum Role : int32_t {
-  role_forward,
-  role_combine_forward,
-  role_finish_forward,
-  role_finish_backward,
-  role_combine_backward,
-  role_backward,
-  num_roles
-};
-
-struct OpBlock : Block {
-  std::vector<int32_t> first_on_device;  // by part: the part that finishes for it on its device
-  std::vector<int32_t> forward, finish_forward, finish_backward, backward;  // slots by part, -1 where there is none
-  std::vector<int32_t> combine_forward, combine_backward;                   // slots by group
-  std::array<int64_t, num_roles> least{};                                   // time of a task, by role
-
-  void clear();
-  bool is_large() const { return holds.capacity() > 1024; }
-  // The task behind which a part's output is whole, and the one that takes its gradient.
-  int32_t arrival(const Layout& layout, int32_t part) const;
-  int32_t sink(const Layout& layout, int32_t part) const;
-};
-
-// An output part of a tensor as one device has it: made there, or moved there from `source`.
-struct Flow {
-  int32_t part = 0, device = 0, source = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
-  bool returns = false;                                 // a gradient goes back
-  int32_t forward = -1, backward = -1;                  // the transfers' slots, -1 where it does not move
-  int32_t readers_begin = 0;                            // its readers begin here in FlowBlock::readers
-  int64_t bytes = 0;
-  Trip there, back;
-
-  bool moves() const { return source != device; }
-};
-
-struct Reader {
-  int32_t reader, part;  // an index in the tensor's readers, and a part of that op
-};
-
-constexpr int64_t uncounted = -1;  // of an edge's weight: some part at its end has nothing to do with it
-
-struct FlowBlock : Block {
-  std::vector<Flow> flows;
-  std::vector<Hold> before, behind;           // what each resource serves of the transfers, there and back
-  std::vector<int64_t> made;                  // by device: bytes of what is moved there
-  std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
-  std::vector<Reader> readers;                // of all flows
-  std::vector<int32_t> next, next_end;        // successors of all transfers, and where each one's end
-  std::vector<Edge> forward;                  // from the maker's tasks
-  std::vector<std::vector<Edge>> backward;    // from each reader's tasks
-  std::vector<bool> read, returns;            // by the maker's part: some device has it, a gradient comes back to it
-  bool all_read = false, all_return = false;  // of every output part some copy
-  // By reader: the least time that its messages add, or uncounted: behind any part that sends, and before any that
-  // receives.
-  std::vector<int64_t> weight_forward, weight_backward, arrival_forward;
-  int64_t arrival_backward = 0;                 // before any of the maker's parts
-  int64_t most_forward = 0, most_backward = 0;  // that a resource serves of the transfers
-
-  void clear();
-  bool is_large() const { return flows.capacity() > 1024; }
-  bool shares(const FlowBlock& other) const { return count > 0 && other.count > 0 && begin == other.begin; }
-  std::span<const Reader> readers_of(size_t flow) const {
-    const auto begin = static_cast<size_t>(flows[flow].readers_begin);
-    const size_t end = flow + 1 < flows.size() ? flows[flow + 1].readers_begin : readers.size();
-    return {readers.data() + begin, end - begin};
-  }
-};
-
-struct Bucket {
-  std::vector<int32_t> holders;
-  std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
-  int64_t bytes = 0;
-  int32_t slot = -1;
-  Trip trip;
-
-  bool same_sum(const Bucket& other) const {
-    return holders == other.holders && pieces == other.pieces && bytes == other.bytes;
-  }
-};
-
-struct SyncTasks : Block {
-  std::vector<Bucket> buckets;
-  std::vector<int32_t> next;
-};
-
-struct SyncBlock {
-  std::shared_ptr<SyncTasks> tasks;  // those of the block before, where the same sums are left
-  std::vector<std::shared_ptr<const std::vector<Piece>>> pieces;  // by parameter of the group
-  std::vector<std::vector<Edge>> edges;                           // from the tasks of each of the group's ops
-  std::vector<int64_t> weights;  // likewise: the least time that a sum takes, or uncounted
-  bool all_wait = true;          // every piece's gradient is some backward's
-
-  void clear();
-  bool is_large() const { return edges.capacity() > 1024; }
-};
-
-// Parameters whose pieces may share a bucket, and the ops that read them.
-struct SyncGroup {
-  std::vector<int32_t> tensors, ops;
-  bool grad = false;
-};
-
-// Bytes by device.
-struct MemoryTotals {
-  std::vector<int64_t> parameters, gradients, saved, made, buckets;
-};
-
-// What adds up over all tasks.
-struct Totals {
-  Totals(size_t num_resources, size_t num_devices);
-
-  std::vector<int64_t> work;      // by resource: all that it has to serve,
-  std::vector<int64_t> before;    // what of it surely comes before the end of forward,
-  std::vector<int64_t> behind;    // and behind it
-  std::vector<int64_t> compute;   // by device: what ops have it do
-  std::vector<int64_t> elements;  // by device: what its update changes
-  MemoryTotals memory;
-};
-
-// By resource: how long it stands idle before a change can touch anything, up to the loss and from there on.
-struct Idle {
-  std::vector<int64_t> before, behind;
-};
-
-// The most that a resource takes, idle or at work.
-inline int64_t longest(const std::vector<int64_t>& work, const std::vector<int64_t>& idle) {
-  int64_t most = 0;
-  for (size_t i = 0; i < work.size(); ++i) most = std::max(most, work[i] + idle[i]);
-  return most;
-}
 
 class FlowBuilder;
 
@@ -161,32 +24,13 @@ class TaskGraph {
   TaskGraph(const TaskGraph&) = delete;  // tasks point into their blocks
   ~TaskGraph();
 
-  // The first strategy, and then changes of some ops: `change` makes the ops' blocks, `regroup` finds the gradient
-  // sums and forgets what moved between ops, `route` finds some of what moves between them now, or stops where that
-  // alone passes the limit, `link` makes tasks of it all and joins them to the rest, `keep` or `take_back` ends it.
+  // The first strategy; a Proposal changes it.
   void begin(const std::vector<Configuration>& strategy);
-  void change(const std::vector<std::pair<int32_t, Configuration>>& changes);
-  void regroup();
-  bool route(int64_t limit);
-  void link();
-  void keep();
-  void take_back();
 
-  // Where the last change reaches: tensors with other flows and groups of parameters with other pieces; once linked,
-  // slots that are gone, slots that are new, those that may have other successors than before, and devices with another
-  // update.
-  const std::vector<std::pair<int32_t, int32_t>>& gone() const { return gone_; }
-  const std::vector<std::pair<int32_t, int32_t>>& fresh() const { return fresh_; }
-  const std::vector<std::pair<int32_t, int32_t>>& rewired() const { return rewired_; }
-  const std::vector<int32_t>& rerouted() const { return rerouted_; }
-  // While a change is open: those whose flows are found, and those whose flows are still the ones before it.
-  std::span<const int32_t> routed() const { return {rerouted_.data(), undo_.flows.size()}; }
-  std::span<const int32_t> unrouted() const { return std::span(rerouted_).subspan(undo_.flows.size()); }
-  bool is_routed(int32_t tensor) const { return !std::binary_search(unrouted().begin(), unrouted().end(), tensor); }
-  const std::vector<int32_t>& regrouped() const { return regrouped_; }
-  const std::vector<int32_t>& reupdated() const { return reupdated_; }
-  const std::vector<int32_t>& changed() const { return changed_; }
+  // What the open proposal changes, or the last one that was committed.
+  const ChangeSet& changes() const { return changes_; }
   bool is_changing(int32_t op) const { return changing_[op]; }
+  bool is_routed(int32_t tensor) const { return changes_.is_routed(tensor); }
   const OpBlock& block_before(int32_t op) const;       // the change
   const SyncBlock& syncs_before(int32_t group) const;  // likewise
   const Totals& totals_before() const { return before_; }
@@ -195,7 +39,6 @@ class TaskGraph {
   const Machine machine;
   TaskPool pool;  // the first slots are the updates, one a device
   Totals totals;
-  Idle idle;  // whoever knows times says so; zeros where tasks may not meet at the loss
 
   struct Next {
     std::vector<int32_t> slots, end;  // successors of all the block's tasks, and where each task's end
@@ -263,6 +106,14 @@ class TaskGraph {
     void clear();  // and keep the memory
   };
 
+  friend class Proposal;
+  void change(const Changes& changes);
+  void regroup();
+  bool route(int64_t limit, const Idle& idle);
+  void link();
+  void commit();
+  void rollback();
+
   void make_groups();
   void find_exit();
   bool goes_on(int32_t op) const;
@@ -309,8 +160,8 @@ class TaskGraph {
   const Times& times_;
   std::vector<std::vector<std::pair<int32_t, int32_t>>> reads_;  // by op: (tensor, index in its readers)
   std::vector<std::vector<Shortcut>> shortcuts_;                 // by tensor; none where the graph is thorough
-  std::vector<std::pair<int32_t, int32_t>> gone_, fresh_, rewired_;
-  std::vector<int32_t> changed_, relinked_, rerouted_, regrouped_, reupdated_;
+  ChangeSet changes_;
+  std::vector<int32_t> relinked_;
   int32_t exit_ = -1;
   std::vector<bool> changing_, relinking_;
   std::vector<int64_t> largest_;  // by op and device: the largest part's bytes

@@ -1,0 +1,41 @@
+// What a proposal changes in a task graph.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "geometry/configuration.hpp"
+
+namespace soapstone {
+
+using Changes = std::vector<std::pair<int32_t, Configuration>>;  // by op
+
+struct SlotRun {
+  int32_t begin, count;
+};
+
+struct ChangeSet {
+  std::vector<int32_t> ops;      // with another configuration
+  std::vector<int32_t> tensors;  // with other flows, of which the first `num_routed` are found
+  size_t num_routed = 0;
+  std::vector<int32_t> groups;       // of parameters, with other pieces
+  std::vector<SlotRun> gone, fresh;  // once linked: tasks that are no longer there, and new ones,
+  std::vector<SlotRun> rewired;      // those that may have other successors,
+  std::vector<int32_t> updates;      // and devices with another update
+
+  std::span<const int32_t> routed() const { return {tensors.data(), num_routed}; }
+  std::span<const int32_t> unrouted() const { return std::span(tensors).subspan(num_routed); }
+  bool is_routed(int32_t tensor) const { return !std::binary_search(unrouted().begin(), unrouted().end(), tensor); }
+
+  // And keep the memory.
+  void clear() {
+    for (auto* list : {&ops, &tensors, &groups, &updates}) list->clear();
+    for (auto* runs : {&gone, &fresh, &rewired}) runs->clear();
+    num_routed = 0;
+  }
+};
+
+}  // namespace soapstone
