@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import soapstone as ss
 from soapstone.parts.place import KERNELS, Place, call
 from soapstone.runtime import checking
 from soapstone.runtime.checking import check
+from soapstone.runtime.locating import difference
 from soapstone.runtime.transports import GlooTransport
 
 from .distributed.launch import run_processes
@@ -99,3 +101,18 @@ def test_a_wrong_op_is_found_in_any_type(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.setitem(KERNELS, "gelu", wrong)
     with pytest.raises(ss.SoapstoneError, match=r"does not train like one device.*op 'blocks.0.* is the first"):
         checked(name, ss.baselines.data_parallel, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "error"),
+    [
+        ([nan, 1.0], [0.0, 1.0], inf),
+        ([nan, 1.0], [nan, 1.0], 0.0),
+        ([nan, 1.0], [inf, 1.0], inf),
+        ([inf, 1.0], [-inf, 1.0], inf),
+        ([inf, 1.5], [inf, 1.0], 0.5),
+        ([0.0, 0.0], [nan, 0.0], inf),
+    ],
+)
+def test_what_is_not_finite_differs_from_all_but_itself(found: list[float], wanted: list[float], error: float) -> None:
+    assert difference(torch.tensor(found), torch.tensor(wanted)) == error

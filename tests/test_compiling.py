@@ -12,6 +12,7 @@ import torch._inductor.config
 
 import soapstone as ss
 from soapstone.runtime import ThreadTransport
+from soapstone.runtime.execute import Executor
 from soapstone.runtime.plan import Plan, Run, Sync
 
 from .distributed.launch import run_processes
@@ -85,3 +86,57 @@ def test_what_does_not_compile_runs_as_before_and_is_named(monkeypatch: pytest.M
     assert_same(record, train_plain(ALL["mlp"].workload(), batches))
     (sentence,) = (str(warning.message) for warning in said if "does not compile" in str(warning.message))
     assert sentence == "first, second, last, mse_loss does not compile and runs as before: no kernel for this"
+
+
+def test_a_backward_that_does_not_compile_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no kernel for backward")
+
+    def refuse(module: Any, **options: Any) -> Any:
+        return lambda *inputs: [Failing.apply(y) if y.requires_grad else y for y in module(*inputs)]  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    record, said = _train_one("mlp")
+    assert_same(record, train_plain(ALL["mlp"].workload(), ALL["mlp"].batches(STEPS)))
+    assert [sentence for sentence in said if "no kernel for backward" in sentence]
+
+
+def test_what_graphs_run_to_warm_up_changes_no_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch runs a function a few times on the sample inputs before it captures it."""
+
+    def graphed(act: Any, samples: tuple[torch.Tensor, ...], allow_unused_input: bool) -> Any:
+        for _ in range(3):
+            act(*samples)
+        return act
+
+    made = Executor
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed)
+    monkeypatch.setattr(
+        "soapstone.runtime.launch.Executor", lambda *args, **own: made(*args, **own | {"graphed": True})
+    )
+    record, said = _train_one("cnn")
+    assert_same(record, train_plain(ALL["cnn"].workload(), ALL["cnn"].batches(STEPS)))
+    assert not said
+
+
+def _train_one(name: str) -> tuple[Record, list[str]]:
+    """One rank, compiled, and what it was warned of."""
+    topology = ss.Topology.parse("cpu:1x1")
+    strategy = ss.baselines.data_parallel(captured(name), topology)
+
+    def run(rank: int, transport: ThreadTransport) -> Record:
+        torch.manual_seed(SEED)
+        compiled = name == "mlp"
+        batches = ALL[name].batches(STEPS)
+        return train_rank(ALL[name].workload(), captured(name), strategy, transport, batches, compile=compiled)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        (record,) = ss.run_threads(1, run)
+    return record, [str(warning.message) for warning in said if "runs as before" in str(warning.message)]

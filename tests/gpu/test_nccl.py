@@ -27,7 +27,7 @@ def test_random_strategies_train_like_one_device(
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ranks", SEEDS)
-@pytest.mark.parametrize("case", ["clipped", "graphed"])
+@pytest.mark.parametrize("case", ["clipped", "graphed", "graphed whole"])
 def test_clipping_evaluation_and_cuda_graphs_equal_plain_torch(
     case: str, ranks: int, name: str, outcomes: Callable[[int], dict[str, str]]
 ) -> None:

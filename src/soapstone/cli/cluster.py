@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -71,10 +73,15 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
 def ranks(count: NumRanks, command: Command) -> None:
     """Run a command on several NCCL ranks that share this machine's one GPU, each with its part of the
     multiprocessors: soapstone ranks 4 -- python -m soapstone train lenet -t h200:1x4 --check."""
+    import torch
+
     from ..runtime.sharing import run_ranks, shared_gpu
 
     if shutil.which(command[0]) is None:
         raise SoapstoneError(f"there is no command {command[0]!r}")
+    if not torch.cuda.is_available():
+        raise SoapstoneError("there is no GPU to share; on CPUs, start ranks with torchrun")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing of it stays
     with shared_gpu(count) as environments:
         found = run_ranks(command, environments)
     failed = [rank for rank, status in enumerate(found) if status]

@@ -39,8 +39,7 @@ class Recording:
         self._views = views  # the outputs that show another tensor
         self._differentiable = differentiable  # by output
         self._module: fx.GraphModule | None = None
-        self._faster: Callable[..., Outputs] | None = None
-        self._lasting: frozenset[int] | None = None
+        self._ways: list[tuple[str, Callable[..., Outputs]]] = []  # faster ones; each builds on the one before
 
     @property
     def module(self) -> fx.GraphModule:
@@ -51,16 +50,26 @@ class Recording:
 
     def compile(self) -> None:
         """Let torch.compile make kernels of it when it runs next."""
-        self._faster = torch.compile(self._without_views(), fullgraph=True, dynamic=False)
+        compiled = torch.compile(self._without_views(), fullgraph=True, dynamic=False)
+        self._ways.append(("does not compile", compiled))
 
     def keep_launches(self, lasting: Iterable[int]) -> None:
-        """Keep what it launches as CUDA graphs, forward and backward, when it runs next. They read and write the same
-        memory each time: the `lasting` inputs, by number, where they are, the others from copies."""
-        self._lasting = frozenset(lasting)
+        """Keep what it launches as CUDA graphs, forward and backward, when it runs next. They read the same memory each
+        time: the `lasting` inputs, by number, where they are, the others from copies."""
+        kept = _Launches(self._act, frozenset(lasting), self._differentiable)
+        self._ways.append(("cannot be a CUDA graph", kept))
 
-    def restore(self) -> None:
-        """Go back to torch's own kernels, launched one by one."""
-        self._faster = self._lasting = None
+    @property
+    def is_faster(self) -> bool:
+        return bool(self._ways)
+
+    def fall_back(self) -> str:
+        """Run without the last of the faster ways from now on; what it cannot be."""
+        return self._ways.pop()[0]
+
+    @property
+    def _act(self) -> Callable[..., Outputs]:
+        return self._ways[-1][1] if self._ways else self.module.forward
 
     def _without_views(self) -> fx.GraphModule:
         """The same with every output in memory of its own: torch's cache on disk gives views back with wrong shapes."""
@@ -74,21 +83,28 @@ class Recording:
 
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None) -> Outputs:
         masks = [draws.keep(place) for place in self._places] if draws is not None else []
-        if self._lasting is not None:
-            self._faster = self._graphed([*inputs, *masks], self._lasting)
-            self._lasting = None
-        act = self.module.forward if self._faster is None else self._faster
-        return list(act(*inputs, *masks))
+        return list(self._act(*inputs, *masks))
 
-    def _graphed(self, inputs: Sequence[torch.Tensor], lasting: frozenset[int]) -> Callable[..., Outputs]:
-        act = self.module.forward if self._faster is None else self._faster
-        own = [x if i in lasting else x.detach().clone().requires_grad_(x.requires_grad) for i, x in enumerate(inputs)]
-        kept: Any = torch.cuda.make_graphed_callables(lambda *xs: tuple(act(*xs)), tuple(own), allow_unused_input=True)
 
-        def run(*given: torch.Tensor) -> Outputs:  # to autograd, all of a graph's outputs look differentiable
-            return [y if needed else y.detach() for y, needed in zip(kept(*given), self._differentiable)]
+class _Launches:
+    """A function's kernels as CUDA graphs, kept at the first call."""
 
-        return run
+    def __init__(self, act: Callable[..., Outputs], lasting: frozenset[int], differentiable: list[bool]) -> None:
+        self._act, self._lasting, self._differentiable = act, lasting, differentiable
+        self._kept: Any = None
+
+    def __call__(self, *inputs: torch.Tensor) -> Outputs:
+        if self._kept is None:
+            self._kept = self._keep(inputs)
+        # To autograd, all of a graph's outputs look differentiable.
+        return [y if needed else y.detach() for y, needed in zip(self._kept(*inputs), self._differentiable)]
+
+    def _keep(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Of lasting inputs the graphs see the memory and not the object, which may get other memory later; torch then
+        copies. It runs the function a few times first, so whatever that changes must not be lasting."""
+        seen = [x.detach() if i in self._lasting else x.detach().clone() for i, x in enumerate(inputs)]
+        samples = tuple(own.requires_grad_(x.requires_grad) for own, x in zip(seen, inputs))
+        return torch.cuda.make_graphed_callables(lambda *xs: tuple(self._act(*xs)), samples, allow_unused_input=True)
 
 
 def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | None) -> tuple[Recording, Outputs]:

@@ -9,8 +9,8 @@ against one device in float64, where a wrong op is as wrong, and rounding is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,10 +41,12 @@ Batch = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a few steps come to: losses, the first step's gradients, and weights."""
+    """What a few steps come to: losses, the gradients of the first and of the last step, as compiled segments run from the
+    second on, and weights."""
 
     losses: list[torch.Tensor]
-    gradients: dict[str, torch.Tensor]
+    first: dict[str, torch.Tensor]
+    last: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
 
 
@@ -55,7 +57,25 @@ def check(
     """Train a few steps on the workload's own batch, under the strategy and on one device; `running` goes to
     `parallelize`. Returns what was found, in a sentence. Every rank calls it; raises RankError on all of them where
     rounding does not explain a difference, and names the first op that differs."""
-    torch.backends.cudnn.allow_tf32 = False  # it rounds to three digits, which depend on how a convolution is split
+    with _without_tf32():
+        return _check(work, graph, strategy, transport, place, seed, running)
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """cuDNN's own rounds to three digits, which depend on how a convolution is split."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def _check(
+    work: Workload, graph: OperatorGraph, strategy: Strategy, transport: Transport, place: torch.device, seed: int,
+    running: dict[str, Any],
+) -> str:  # fmt: skip
     ranks = _Ranks(transport, place, seed, running | {"optimizer": "sgd"})
     errors = ranks.errors(work, graph, strategy)
     allowed = _allowed(work, graph, errors, transport)
@@ -178,12 +198,15 @@ def _steps(
     step: Callable[[], torch.Tensor], gradients: Callable[[], dict[str, torch.Tensor]],
     state: Callable[[], dict[str, torch.Tensor]], optimizer: torch.optim.Optimizer,
 ) -> Trained:  # fmt: skip
-    losses, first = [], None
-    for _ in range(STEPS):
+    losses, first, last = [], {}, {}
+    for number in range(STEPS):
         losses.append(step())
-        first = gradients() if first is None else first
+        if number == 0:
+            first = gradients()
+        if number == STEPS - 1:
+            last = gradients()
         optimizer.step()
-    return Trained(losses, first or {}, state())
+    return Trained(losses, first, last, state())
 
 
 def _one_device(work: Workload, graph: OperatorGraph, strategy: Strategy, running: dict[str, Any]) -> Trained:
@@ -204,7 +227,8 @@ def _differences(found: Trained, wanted: Trained, floor: float) -> dict[str, flo
     """Of each loss, gradient and weight, as a share of its largest element."""
     errors = {f"loss of step {i}": difference(a, b) for i, (a, b) in enumerate(zip(found.losses, wanted.losses))}
     for prefix, ours, theirs, share in (
-        ("gradient of ", found.gradients, wanted.gradients, floor),
+        ("gradient of ", found.first, wanted.first, floor),
+        ("last gradient of ", found.last, wanted.last, floor),
         ("", found.state, wanted.state, 1e-6),
     ):
         sizes = [float(t.abs().max()) for t in theirs.values() if t.is_floating_point() and t.numel()]

@@ -6,6 +6,9 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import torch
+
+from ..errors import SoapstoneError
 from ..parts import Recording
 
 T = TypeVar("T")
@@ -27,19 +30,25 @@ class Compiler:
             recording.compile()
         if self._graphed:
             recording.keep_launches(lasting)
-        self._untried |= {(number, "forward"), (number, "backward")}
+        self._untried.add((number, "forward"))
 
     def attempt(self, number: int, direction: str, recording: Recording, act: Callable[[], T]) -> T:
-        """Do something with a compiled segment; where its first time fails, do it again uncompiled."""
+        """Do something with such a segment; where its first time fails, do it again without. A backward is untried once
+        its forward has run. Errors of other ranks, or for want of memory, are not the segment's."""
         if (number, direction) not in self._untried:
             return act()
         self._untried.discard((number, direction))
-        try:
-            return act()
-        except Exception as error:  # whatever torch.compile raises
-            reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
-            what = "does not compile" if self._compiled else "cannot be a CUDA graph"
-            warnings.warn(f"{self._name(number)} {what} and runs as before: {reason}", stacklevel=2)
-            recording.restore()
-            self._untried.discard((number, "backward"))
+        while recording.is_faster:
+            try:
+                done = act()
+            except (SoapstoneError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # whatever torch raises
+                reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
+                sentence = f"{self._name(number)} {recording.fall_back()} and runs as before: {reason}"
+                warnings.warn(sentence, stacklevel=2)
+            else:
+                if direction == "forward":
+                    self._untried.add((number, "backward"))
+                return done
         return act()

@@ -67,6 +67,7 @@ class Executor:
         takers = Counter(key for takes in self._takes.values() for key in takes)
         self._shared = {i: [key for key in takes if takers[key] > 1] for i, takes in self._takes.items()}
         self.loss_key = self.placement.home(self.graph.loss, 0)
+        self._updated = {operand.tensor for op in self.graph.ops for operand in op.updates}
         self._targets: dict[Key, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self._speaks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
@@ -200,7 +201,7 @@ class Executor:
                 number, lambda xs, draws: self.weaver.run(segment, dict(zip(takes, xs)), draws), inputs
             )
             if self._compiler is not None:
-                lasting = (i for i, key in enumerate(takes) if key.what == "state")
+                lasting = (i for i, key in enumerate(takes) if key.what == "state" and key.number not in self._updated)
                 self._compiler.add(number, self.recordings[number], lasting)
             return outputs
         recording = self.recordings[number]

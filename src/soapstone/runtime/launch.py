@@ -60,7 +60,7 @@ def parallelize(
     def prepare() -> tuple[Simulation, list[int]]:
         _check_arguments(work, graph, dropout, weights)
         if cuda_graphs and place.type != "cuda":
-            raise RankError(f"cuda_graphs=True is for ranks on GPUs, but these are on {place}; leave it out")
+            raise RankError(f"CUDA graphs are for ranks on GPUs, but these are on {place}; leave them out")
         chosen = _ranks(topology, ranks, size)
         joined = bucket_bytes_of(topology) if bucket_bytes is None else bucket_bytes
         return simulate(graph, topology, strategy, costs=costs, optimizer=optimizer, bucket_bytes=joined), chosen
@@ -100,7 +100,9 @@ def _ranks(topology: Topology, given: Sequence[int] | None, size: int) -> list[i
     count = topology.num_devices
     if given is None:
         if size != count:
-            raise RankError(f"there are {size} ranks for {count} devices; start one rank a device, or pass ranks=")
+            raise RankError(
+                f"there are {size} ranks for {count} devices; start one rank a device (or, in Python, say ranks=)"
+            )
         return list(range(count))
     ranks = list(given)
     if len(ranks) != count or len(set(ranks)) != count or not all(type(r) is int and 0 <= r < size for r in ranks):

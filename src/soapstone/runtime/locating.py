@@ -32,11 +32,14 @@ class Difference:
 
 
 def difference(found: torch.Tensor, wanted: torch.Tensor, floor: float = 0.0) -> float:
-    """max|a - b| / max|b|; infinite where one is not finite and the other is."""
+    """max|a - b| / max|b|; infinite where one is not finite and the other is not the same."""
     if not wanted.is_floating_point():
         return 0.0 if torch.equal(found.cpu(), wanted.cpu()) else float("inf")
     a, b = found.detach().double().cpu(), wanted.detach().double().cpu()
-    a, b = torch.nan_to_num(a, posinf=1e300, neginf=-1e300), torch.nan_to_num(b, posinf=1e300, neginf=-1e300)
+    finite = torch.isfinite(a) & torch.isfinite(b)
+    if not torch.equal(torch.nan_to_num(a[~finite], nan=1e300), torch.nan_to_num(b[~finite], nan=1e300)):
+        return float("inf")
+    a, b = a[finite], b[finite]
     if not b.numel():
         return 0.0
     return float((a - b).abs().max()) / max(float(b.abs().max()), floor, 1e-300)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import RankError
@@ -81,16 +82,19 @@ def _is_running(pid: str) -> bool:
 
 def run_ranks(command: Sequence[str], environments: Sequence[Mapping[str, str]], timeout: float = 1e9) -> list[int]:
     """Run a command once for each environment; the exit statuses. Ranks that are still there some time after another
-    has failed, or after the timeout, are killed."""
-    ranks = [subprocess.Popen(command, env=environment) for environment in environments]
+    has failed, or after the timeout, are killed, with all that they started."""
+    ranks: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + timeout
     failed = False
     try:
+        for environment in environments:
+            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
         while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
             if not failed and any(rank.returncode for rank in ranks):
                 failed, deadline = True, min(deadline, time.monotonic() + PATIENCE)
             time.sleep(0.05)
     finally:
         for rank in ranks:
-            rank.kill()
+            with suppress(ProcessLookupError):  # nobody of it is left
+                os.killpg(rank.pid, signal.SIGKILL)
     return [rank.wait() for rank in ranks]

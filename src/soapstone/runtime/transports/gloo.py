@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .groups import Groups, gathered_objects, raise_if_peer_lost
+from .groups import gathered_objects, raise_if_peer_lost, shared_groups
 from .protocol import Incoming, Outgoing, Pair, Pending
 
 
@@ -20,7 +20,7 @@ class GlooTransport:
     """Raises RankError where torch.distributed is not initialised, or a peer is gone."""
 
     def __init__(self, place: torch.device | None = None) -> None:
-        self.groups = Groups()
+        self.groups = shared_groups("gloo")
         self.rank, self.size = self.groups.rank, self.groups.size
         self.place = torch.device("cpu") if place is None else place
         self._staged = self.place.type == "cuda"

@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 from weakref import ref
 
+import torch
 import torch.distributed as dist
 
 from ...errors import RankError
@@ -64,6 +65,20 @@ class Groups:
         return self._groups[ranks]()
 
 
+_kept: dict[str, tuple[Any, Groups]] = {}
+
+
+def shared_groups(kind: str) -> Groups:
+    """The groups of torch.distributed's present world, one for all models that use this kind of transport: groups stay
+    few however many models there are."""
+    check_initialised()
+    world, groups = _kept.get(kind, (lambda: None, None))
+    if groups is None or world() is not dist.group.WORLD:
+        groups = Groups()
+        _kept[kind] = (ref(dist.group.WORLD), groups)
+    return groups
+
+
 def gathered_objects(value: Any, group: Any = None) -> list[Any]:
     """Every rank's value, by rank."""
     values: list[Any] = [None] * dist.get_world_size()
@@ -77,9 +92,11 @@ def raise_if_peer_lost(rank: int) -> Iterator[None]:
     """Turn torch's error about a peer that is gone into a RankError."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         reason = str(error).partition("] ")[2].split("[")[0].strip() or str(error).split("\n")[0]
-        raise RankError(f"rank {rank} lost another rank: {reason}; see that rank's own error") from None
+        raise RankError(f"rank {rank} lost another rank: {reason}; see that rank's own error, if it left one") from None
 
 
 def _end_groups() -> None:
