@@ -41,8 +41,8 @@ Batch = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a few steps come to: losses, the gradients of the first and of the last step, as compiled segments run from the
-    second on, and weights."""
+    """What a few steps come to: losses, gradients of the first and of the last step (compiled segments run from the
+    second on), and weights."""
 
     losses: list[torch.Tensor]
     first: dict[str, torch.Tensor]
