@@ -26,7 +26,7 @@ from rich.table import Table
 import soapstone as ss
 from soapstone import _core
 from soapstone.loading import Request, load_graph
-from soapstone.simulator import ENGINES, FASTEST, KnownTimes, machine_of
+from soapstone.simulator import FASTEST, KnownTimes, machine_of
 
 MODELS: dict[str, tuple[str, dict[str, str]]] = {
     "Inception-v3, local": ("inception-v3", {"batch_norm": "local"}),
@@ -94,7 +94,7 @@ class Chain:
         return _core.Simulator(self.graph.native, self.machine, self.times.native)
 
     def tried(self, sim: _core.Simulator, changes: list[tuple[int, Parts]], engine: str) -> None:
-        sim.propose(changes, None, ENGINES.index(engine))
+        sim.propose(changes, None, _core.Method[engine])
         sim.reject()
 
     def rebuilt(self, strategy: list[Parts]) -> None:
@@ -124,7 +124,7 @@ class Chain:
                 self.others(sim, self.moves[number : number + samples // BREAKS], row)
             limit, before = current - int(log(u) * 5e-4 * first), sim.seconds
             start = time.perf_counter()
-            makespan = sim.propose([(op, configuration)], limit, ENGINES.index(FASTEST))
+            makespan = sim.propose([(op, configuration)], limit, _core.Method[FASTEST])
             if makespan is not None:
                 sim.accept()
                 current, self.strategy[op] = makespan, configuration

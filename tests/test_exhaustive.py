@@ -43,7 +43,7 @@ def test_it_finds_what_going_through_all_finds(kind: str, text: str) -> None:
     simulator = problem.played(first)
     best = simulator.makespan
     for choice in product(*tables):
-        makespan = simulator.propose([*enumerate(choice)], best - 1, 1)
+        makespan = simulator.propose([*enumerate(choice)], best - 1, _core.Method.resume)
         if makespan is not None:
             simulator.reject()
             best = makespan

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import soapstone as ss
+from soapstone import _core
 from soapstone.costs import OpTimes
 from soapstone.graph import Op
 from soapstone.simulator import ENGINES
@@ -253,7 +254,7 @@ def test_the_core_checks_what_it_is_given() -> None:
         (good, "changes an op twice"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            sim.native.propose([good, change], None, 0)
+            sim.native.propose([good, change], None, _core.Method.full)
         same_as_fresh(sim)
     with pytest.raises(ValueError, match="no proposal to accept"):
         sim.native.accept()

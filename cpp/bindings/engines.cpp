@@ -8,10 +8,10 @@ namespace {
 using ChangePairs = std::vector<std::pair<int32_t, ConfigurationPair>>;
 
 std::optional<int64_t> propose(soapstone::Simulator& self, const ChangePairs& changes, std::optional<int64_t> limit,
-                               int32_t method) {
+                               soapstone::Method method) {
   std::vector<std::pair<int32_t, Configuration>> native;
   for (const auto& [op, configuration] : changes) native.push_back({op, {configuration.first, configuration.second}});
-  return self.propose(native, limit.value_or(INT64_MAX), static_cast<soapstone::Method>(method));
+  return self.propose(native, limit.value_or(INT64_MAX), method);
 }
 
 // (key, ready, end) of the last play's tasks, by (ready, key).
@@ -29,7 +29,12 @@ auto timeline_of(const soapstone::Simulator& self) {
 }  // namespace
 
 void bind_engines(nb::module_& m) {
+  using soapstone::Method;
   using soapstone::Simulator;
+  nb::enum_<Method>(m, "Method", "How a task graph is played; all find the same times.")
+      .value("full", Method::full)
+      .value("resume", Method::resume)
+      .value("delta", Method::delta);
   nb::class_<Simulator>(m, "Simulator")
       .def(
           "__init__",
@@ -43,10 +48,8 @@ void bind_engines(nb::module_& m) {
             return self.begin(to_strategy(strategy));
           },
           nb::arg("strategy"), "Play the first strategy and return its makespan.")
-      .def(
-          "propose", propose, nb::arg("changes"), nb::arg("limit").none(), nb::arg("method"),
-          "The makespan in ns of a change, or None where it passes the limit and is rejected already. Methods: 0 full, "
-          "1 resume, 2 delta.")
+      .def("propose", propose, nb::arg("changes"), nb::arg("limit").none(), nb::arg("method"),
+           "The makespan in ns of a change, or None where it passes the limit and is rejected already.")
       .def("accept", &Simulator::accept)
       .def("reject", &Simulator::reject)
       .def("look_closely", &Simulator::look_closely,

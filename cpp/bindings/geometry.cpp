@@ -79,6 +79,11 @@ std::vector<BoxPairs> project(const BoxPairs& box, const soapstone::Factoring& c
 void bind_geometry(nb::module_& m) {
   using soapstone::Graph;
   using soapstone::Sizes;
+  using soapstone::Source;
+  nb::enum_<Source>(m, "Source", "Where a tensor comes from.")
+      .value("op", Source::op)
+      .value("input", Source::input)
+      .value("parameter", Source::parameter);
   m.def("refine", nb::overload_cast<const Sizes&, const Sizes&>(&soapstone::refine), nb::arg("a"), nb::arg("b"),
         "The common refinement of two factorings of one axis, without ones; None where there is none.");
   m.def("project", project, nb::arg("box"), nb::arg("coarse"), nb::arg("fine"),
@@ -87,11 +92,11 @@ void bind_geometry(nb::module_& m) {
       .def(nb::init<>())
       .def(
           "add_tensor",
-          [](Graph& self, int32_t source, int64_t item_size, bool grad, const soapstone::Factoring& axes) {
-            return self.add_tensor(static_cast<soapstone::Source>(source), item_size, grad, axes);
+          [](Graph& self, Source source, int64_t item_size, bool grad, const soapstone::Factoring& axes) {
+            return self.add_tensor(source, item_size, grad, axes);
           },
           nb::arg("source"), nb::arg("item_size"), nb::arg("grad"), nb::arg("axes"),
-          "Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.")
+          "Add a tensor and return its index.")
       .def("add_op", add_op, nb::arg("values"), nb::arg("steps"), nb::arg("dims"), nb::arg("inputs"),
            nb::arg("outputs"), nb::arg("head"), nb::arg("combine"), nb::arg("backward"), nb::arg("item_sizes"),
            nb::arg("saved"), nb::arg("extra"))

@@ -98,10 +98,18 @@ auto flow_columns(const Listing& self) {
 
 void bind_task_graph(nb::module_& m) {
   using soapstone::FlowRow;
+  using soapstone::Kind;
   using soapstone::TaskRow;
+  nb::enum_<Kind>(m, "Kind", nb::is_arithmetic(), "What a task does; columns hold the numbers.")
+      .value("forward", Kind::forward)
+      .value("backward", Kind::backward)
+      .value("combine", Kind::combine)
+      .value("transfer", Kind::transfer)
+      .value("sync", Kind::sync)
+      .value("update", Kind::update);
   nb::class_<TaskRow>(m, "Task")
       .def_ro("key", &TaskRow::key)
-      .def_prop_ro("kind", [](const TaskRow& task) { return static_cast<int32_t>(task.kind); })
+      .def_ro("kind", &TaskRow::kind)
       .def_ro("op", &TaskRow::op)
       .def_ro("part", &TaskRow::part)
       .def_ro("backward", &TaskRow::backward)

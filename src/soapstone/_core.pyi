@@ -1,11 +1,21 @@
 """The compiled core: geometry, machine, tasks, engines, search."""
 
 from collections.abc import Sequence
+import enum
 from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
 
+
+class Source(enum.Enum):
+    """Where a tensor comes from."""
+
+    op = 0
+
+    input = 1
+
+    parameter = 2
 
 def refine(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
     """
@@ -18,10 +28,8 @@ def project(box: Sequence[tuple[int, int]], coarse: Sequence[Sequence[int]], fin
 class Graph:
     def __init__(self) -> None: ...
 
-    def add_tensor(self, source: int, item_size: int, grad: bool, axes: Sequence[Sequence[int]]) -> int:
-        """
-        Add a tensor (source 0: an op, 1: an input, 2: a parameter) and return its index.
-        """
+    def add_tensor(self, source: Source, item_size: int, grad: bool, axes: Sequence[Sequence[int]]) -> int:
+        """Add a tensor and return its index."""
 
     def add_op(self, values: Sequence[Sequence[Sequence[int]]], steps: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[bool], Sequence[Sequence[Sequence[tuple[int, int, tuple[int, int, int], tuple[int, int, int]]]]], Sequence[Sequence[Sequence[int]]]]], dims: Sequence[tuple[int, int, int, bool, bool]], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], head: int, combine: tuple[bool, bool, Sequence[int], int, int], backward: bool, item_sizes: Sequence[int], saved: Sequence[int], extra: int) -> int: ...
 
@@ -101,12 +109,27 @@ def play(keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', d
     Play tasks, rows in increasing key, through Algorithm 1; raises ValueError on bad rows or a cycle.
     """
 
+class Kind(enum.IntEnum):
+    """What a task does; columns hold the numbers."""
+
+    forward = 0
+
+    backward = 1
+
+    combine = 2
+
+    transfer = 3
+
+    sync = 4
+
+    update = 5
+
 class Task:
     @property
     def key(self) -> int: ...
 
     @property
-    def kind(self) -> int: ...
+    def kind(self) -> Kind: ...
 
     @property
     def op(self) -> int: ...
@@ -240,15 +263,24 @@ class TaskGraph:
     @property
     def hold_durations(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
 
+class Method(enum.Enum):
+    """How a task graph is played; all find the same times."""
+
+    full = 0
+
+    resume = 1
+
+    delta = 2
+
 class Simulator:
     def __init__(self, graph: Graph, machine: Machine, times: Times) -> None: ...
 
     def begin(self, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> int:
         """Play the first strategy and return its makespan."""
 
-    def propose(self, changes: Sequence[tuple[int, tuple[Sequence[int], Sequence[int]]]], limit: int | None, method: int) -> int | None:
+    def propose(self, changes: Sequence[tuple[int, tuple[Sequence[int], Sequence[int]]]], limit: int | None, method: Method) -> int | None:
         """
-        The makespan in ns of a change, or None where it passes the limit and is rejected already. Methods: 0 full, 1 resume, 2 delta.
+        The makespan in ns of a change, or None where it passes the limit and is rejected already.
         """
 
     def accept(self) -> None: ...

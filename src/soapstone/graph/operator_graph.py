@@ -19,6 +19,15 @@ from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
 FORMAT = 3
 
 
+_SOURCES = {
+    "op": _core.Source.op,
+    "input": _core.Source.input,
+    "constant": _core.Source.input,
+    "parameter": _core.Source.parameter,
+    "buffer": _core.Source.parameter,  # shards, trained or not
+}
+
+
 @dataclass(frozen=True)
 class OperatorGraph:
     tensors: tuple[Tensor, ...]
@@ -102,11 +111,10 @@ class OperatorGraph:
     @cached_property
     def native(self) -> _core.Graph:
         native = _core.Graph()
-        sources = {"op": 0, "input": 1, "constant": 1, "parameter": 2, "buffer": 2}  # shards, trained or not
         for t in self.tensors:
-            if t.source not in sources:
+            if t.source not in _SOURCES:
                 raise ValueError(f"tensor {t.name!r} has the unknown source {t.source!r}")
-            native.add_tensor(sources[t.source], ITEM_SIZES[t.dtype], t.grad, [[n] for n in t.shape])
+            native.add_tensor(_SOURCES[t.source], ITEM_SIZES[t.dtype], t.grad, [[n] for n in t.shape])
         for op in self.ops:
             _add_op(native, op)
         return native

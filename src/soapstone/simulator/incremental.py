@@ -20,7 +20,7 @@ from .memory import bound_of
 from .simulation import Simulation, simulate
 from .times import KnownTimes, check_all, in_a_sentence, machine_of
 
-ENGINES = ("full", "resume", "delta")
+ENGINES = tuple(method.name for method in _core.Method)
 FASTEST = "resume"  # where nothing comes before a change it is `full`; `delta` was slower wherever we measured
 
 
@@ -82,7 +82,7 @@ class Simulator:
         if self.native.is_open:
             raise SoapstoneError("the last proposal is still open; call accept() or reject() first")
         with in_a_sentence():
-            makespan = self.native.propose(native, limit, ENGINES.index(engine))
+            makespan = self.native.propose(native, limit, _core.Method[engine])
         if makespan is not None:
             self._proposed = dict(changes)
         return makespan

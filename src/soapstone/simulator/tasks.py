@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-KINDS = ("forward", "backward", "combine", "transfer", "sync", "update")
-FORWARD, BACKWARD, COMBINE, TRANSFER, SYNC, UPDATE = range(6)
+from .._core import Kind
+
+KINDS = tuple(kind.name for kind in Kind)
+FORWARD, BACKWARD, COMBINE, TRANSFER, SYNC, UPDATE = Kind
 TASK = np.dtype(
     [("id", "u8"), ("kind", "i4"), ("op", "i4"), ("part", "i4"), ("ready", "i8"), ("start", "i8"), ("end", "i8"),
      ("latency", "i8"), ("bytes", "i8")]
