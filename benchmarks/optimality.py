@@ -13,7 +13,7 @@ from rich.table import Table
 
 import soapstone as ss
 from soapstone.loading import Request, load_graph
-from soapstone.optimizer import exhaustive
+from soapstone.searching import exhaustive
 
 from .optimizers import PAPER_MODELS, case
 

@@ -17,7 +17,7 @@ from rich.table import Table
 import soapstone as ss
 from soapstone.graph import OperatorGraph
 from soapstone.loading import Request, load_graph
-from soapstone.optimizer import SearchResult, optcnn
+from soapstone.searching import SearchResult, optcnn
 
 PAPER_MODELS = ("alexnet", "inception-v3", "resnet-101", "rnntc", "rnnlm", "nmt")
 BETAS = (5e-3, 5e-4, 5e-5)  # the paper's temperature, as a share of the first strategy's time

@@ -11,9 +11,9 @@ from torch import nn
 
 import soapstone as ss
 from soapstone import _core
-from soapstone.optimizer import exhaustive
-from soapstone.optimizer.options import Native
-from soapstone.optimizer.problem import Problem
+from soapstone.searching import exhaustive
+from soapstone.searching.options import Native
+from soapstone.searching.problem import Problem
 
 from .chains import graph_of
 

@@ -32,7 +32,7 @@ ORDER = [
     "parts",
     "costs",
     "simulator",
-    "optimizer",
+    "searching",
     "runtime",
     "report",
     "cli",

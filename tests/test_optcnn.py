@@ -13,9 +13,9 @@ from torch import nn
 
 import soapstone as ss
 from soapstone import _core
-from soapstone.optimizer import optcnn
-from soapstone.optimizer.elimination import least, order_of
-from soapstone.optimizer.problem import Problem
+from soapstone.searching import optcnn
+from soapstone.searching.elimination import least, order_of
+from soapstone.searching.problem import Problem
 
 from .chains import graph_of
 

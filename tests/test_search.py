@@ -11,9 +11,9 @@ import pytest
 import soapstone as ss
 from soapstone import _core
 from soapstone.graph import OperatorGraph
-from soapstone.optimizer import Progress
-from soapstone.optimizer.problem import Problem
-from soapstone.optimizer.tying import levels
+from soapstone.searching import Progress
+from soapstone.searching.problem import Problem
+from soapstone.searching.tying import levels
 
 from .chains import graph_of
 

@@ -67,7 +67,7 @@ void bind_engines(nb::module_& m) {
       .def_prop_ro("num_served", [](const Simulator& self) { return self.engine().num_served(); })
       .def_prop_ro("num_tasks", [](const Simulator& self) { return self.engine().num_tasks(); })
       .def_prop_ro("seconds", &Simulator::seconds,
-                   "Of all proposals, by phase: ops' blocks, flows and syncs, bounds, links, play, undo, accept.")
+                   "Of all proposals, by stage: ops' blocks, flows and syncs, bounds, links, play, undo, accept.")
       .def_prop_ro("num_unplayed", &Simulator::num_unplayed)
       .def_prop_ro("num_cut_short", &Simulator::num_cut_short);
 }

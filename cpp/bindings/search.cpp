@@ -145,7 +145,7 @@ void bind_chain(nb::module_& m) {
       .def_prop_ro("best_overflow", &Chain::best_overflow)
       .def_prop_ro("best", [](const Chain& self) { return to_pairs(self.best()); })
       .def_prop_ro("strategy", [](const Chain& self) { return to_pairs(self.strategy()); })
-      .def_prop_ro("phases", &Chain::phases)
+      .def_prop_ro("stages", &Chain::stages)
       .def_prop_ro(
           "history",
           [](const Chain& self) {

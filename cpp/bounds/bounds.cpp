@@ -16,11 +16,11 @@ int64_t longest(const std::vector<int64_t>& work, const std::vector<int64_t>& id
 
 }  // namespace
 
-// Fills the tails behind a backward, its combine and its finish; returns what follows once the op can begin backward.
+// Fills the tails after a backward, its combine and its finish; returns what follows once the op can begin backward.
 int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
-  const auto& [least, sum, combines, finishes, has_copies] = weights_.op(op);
+  const auto& [least, sum, combines, finishes, has_copies] = least_times_.op(op);
   int64_t tail = sum == uncounted ? 0 : sum + tails_[graph.sync_tail()];
-  for (const auto& [maker, weight] : weights_.backward(op))
+  for (const auto& [maker, weight] : least_times_.backward(op))
     if (weight != uncounted) tail = std::max(tail, weight + head_backward_[maker]);
   tails_[graph.tail_of(op, role_backward)] = tail;
   int64_t head = tail + least[role_backward];
@@ -34,10 +34,10 @@ int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
 
 // Likewise for forward.
 int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
-  const auto& [least, sum, combines, finishes, has_copies] = weights_.op(op);
+  const auto& [least, sum, combines, finishes, has_copies] = least_times_.op(op);
   const bool ends = op == graph.exit();
-  int64_t tail = graph.meets_at_loss() && !ends ? behind_loss_ : graph.graph.ops[op].backward ? head_backward_[op] : 0;
-  for (const auto& [reader, weight] : weights_.forward(op)) {
+  int64_t tail = graph.meets_at_loss() && !ends ? after_loss_ : graph.graph.ops[op].backward ? head_backward_[op] : 0;
+  for (const auto& [reader, weight] : least_times_.forward(op)) {
     if (finishes && has_copies) break;  // some copy may have no reader
     if (weight != uncounted) tail = std::max(tail, weight + head_forward_[reader]);
   }
@@ -46,24 +46,24 @@ int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
       tails_[graph.tail_of(op, role_finish_forward)] = tail;
       tail += least[role_finish_forward];
     }
-    if (ends) tail = std::max(tail, behind_loss_);
+    if (ends) tail = std::max(tail, after_loss_);
     tails_[graph.tail_of(op, role_combine_forward)] = tail;
     tail += least[role_combine_forward];
   } else if (ends) {
-    tail = std::max(tail, behind_loss_);
+    tail = std::max(tail, after_loss_);
   }
   tails_[graph.tail_of(op, role_forward)] = tail;
   return tail + least[role_forward];
 }
 
-// The most that a resource serves in backward, with what at least comes behind a link's last task.
-int64_t Bounds::least_behind(const TaskGraph& graph, const Followers* followers, const Idle& idle, int64_t last) const {
+// The most that a resource serves in backward, with what at least comes after a link's last task.
+int64_t Bounds::least_after(const TaskGraph& graph, const Followers* followers, const Idle& idle, int64_t last) const {
   const auto& exit = *graph.ops[graph.exit()].block;
   int64_t most = head_backward_[graph.exit()] + (exit.finish_forward.empty() ? 0 : exit.least[role_finish_forward]);
   if (followers) most = std::max(most, messages_backward(graph, *followers));
   const int32_t num_devices = graph.machine.topology.num_devices();
-  for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.behind.size()); ++i)
-    most = std::max(most, idle.behind[i] + graph.totals.behind[i] + (i < num_devices ? 0 : last));
+  for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.after.size()); ++i)
+    most = std::max(most, idle.after[i] + graph.totals.after[i] + (i < num_devices ? 0 : last));
   return most;
 }
 
@@ -78,7 +78,7 @@ int64_t Bounds::ended(const TaskGraph& graph, const Followers& followers, int32_
   return lead + graph.ops[op].block->least[role_backward];
 }
 
-// From the loss to when the gradient of any part of a tensor is there: behind every op that reads all parts, and behind
+// From the loss to when the gradient of any part of a tensor is there: after every op that reads all parts, and after
 // the messages, which come from the first reader on.
 int64_t Bounds::gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const {
   const auto& block = *graph.flows[tensor];
@@ -95,7 +95,7 @@ int64_t Bounds::gradient(const TaskGraph& graph, const Followers& followers, int
 }
 
 // A resource that serves many messages of one tensor does so one by one, between the first that can be sent and what
-// comes behind the last.
+// comes after the last.
 int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& followers) const {
   int64_t most = 0;
   for (const int32_t tensor : graph.changes().routed()) {
@@ -125,45 +125,45 @@ int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
     if (block.most_forward == 0) continue;
     const int32_t producer = graph.graph.tensors[tensor].producer;
     const int64_t begin = first + (graph.is_changing(producer) ? made(graph, producer) : 0);
-    most = std::max(most, begin + block.most_forward + behind_message(weights_.tensors()[tensor]));
+    most = std::max(most, begin + block.most_forward + after_message(least_times_.tensors()[tensor]));
   }
   return most;
 }
 
 // Whoever reads it.
-int64_t Bounds::behind_message(const Weights::TensorWeights& tensor) const {
+int64_t Bounds::after_message(const LeastTimes::OfTensor& tensor) const {
   int64_t least = INT64_MAX;
-  for (const auto& [reader, weight] : weights_.readers(tensor)) least = std::min(least, head_forward_[reader]);
+  for (const auto& [reader, weight] : least_times_.readers(tensor)) least = std::min(least, head_forward_[reader]);
   return least;
 }
 
 void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
   const size_t words = (graph.ops.size() + 63) / 64;
   before_.assign(words, followers ? 0 : ~uint64_t{0});
-  behind_ = before_;
+  after_ = before_;
   if (!followers) return;
   for (const int32_t op : graph.changes().ops) {
     add(before_, followers->before(op));
-    add(behind_, followers->behind(op));
+    add(after_, followers->after(op));
     set(before_, op);
-    set(behind_, op);
+    set(after_, op);
   }
 }
 
 void Bounds::find_transfers(const TaskGraph& graph) {
   int64_t* tail = tails_.data() + graph.transfer_tail(0, false);
-  for (const auto& tensor : weights_.tensors()) {
+  for (const auto& tensor : least_times_.tensors()) {
     int64_t& there = *tail++;
     int64_t& back = *tail++;
     if (!tensor.moves) continue;
-    there = behind_message(tensor);
+    there = after_message(tensor);
     back = head_backward_[tensor.maker];
   }
 }
 
 bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, const Idle& idle, int64_t limit) {
   const auto num_ops = static_cast<int32_t>(graph.graph.ops.size());
-  weights_.update(graph);
+  least_times_.update(graph);
   tails_.assign(graph.num_tails(), 0);
   head_backward_.assign(num_ops, 0);
   head_forward_.assign(num_ops, 0);
@@ -178,23 +178,23 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, c
   if (update != INT64_MAX) tails_[graph.sync_tail()] = update;
 
   find_changed(graph, followers);
-  int64_t last = INT64_MAX;  // behind the backward of any op so far
+  int64_t last = INT64_MAX;  // after the backward of any op so far
   for (int32_t op = 0; op < num_ops; ++op) {
     if (!graph.graph.ops[op].backward) continue;
     int64_t& head = head_backward_[op];
     head = backward(graph, op);
     int64_t& tail = tails_[graph.tail_of(op, role_backward)];
     last = std::min(last, tail);
-    if (has(behind_, op)) continue;
+    if (has(after_, op)) continue;
     tail = std::max(tail, followers->backward[op].after + last);
     head = std::max(head, followers->backward[op].from + last);
   }
   int64_t through = 0;  // the loss, or any op
-  behind_loss_ = 0;
+  after_loss_ = 0;
   const bool meets = graph.meets_at_loss();
   if (meets) {
-    behind_loss_ = least_behind(graph, followers, idle, std::min(last, update));
-    through = behind_loss_ + longest(graph.totals.before, idle.before);
+    after_loss_ = least_after(graph, followers, idle, std::min(last, update));
+    through = after_loss_ + longest(graph.totals.before, idle.before);
     bound_ = std::max(bound_, through);
     if (bound_ > limit) return false;
   }
@@ -203,13 +203,13 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, c
     head = forward(graph, op);
     if (meets && !has(before_, op)) {
       int64_t& tail = tails_[graph.tail_of(op, role_forward)];
-      tail = std::max(tail, followers->forward[op].after + behind_loss_);
-      head = std::max(head, followers->forward[op].from + behind_loss_);
+      tail = std::max(tail, followers->forward[op].after + after_loss_);
+      head = std::max(head, followers->forward[op].from + after_loss_);
     }
     through = std::max(through, head);
   }
   if (meets) through = std::max(through, messages_forward(graph, first));
-  before_loss_ = through - behind_loss_;
+  before_loss_ = through - after_loss_;
   bound_ = std::max(bound_, through);
   if (bound_ > limit) return false;
   if (graph.changes().unrouted().empty()) find_transfers(graph);

@@ -1,15 +1,15 @@
 // Lower bounds of the makespan that need no simulation.
 //
-// A resource must serve all its work. Along the ops: behind a task comes at least its tail, the longest chain of
+// A resource must serve all its work. Along the ops: after a task comes at least its tail, the longest chain of
 // least times over the ops that wait for it, forward, backward, gradient sum and update; an edge adds the least over
 // the sending parts of the slowest of its messages. A chain counts an edge only where every sending part has a reader.
 // A tail is also at least the work of what follows on the same device (Followers).
 //
-// Where one op ends forward, all of forward comes before its end and all of backward behind it: then the most that a
-// resource serves before the loss and the most that one serves behind it add up.
+// Where one op ends forward, all of forward comes before its end and all of backward after it: then the most that a
+// resource serves before the loss and the most that one serves after it add up.
 //
 // The messages of one tensor that share a resource are served one by one, between the first that can be sent and what
-// comes behind the last.
+// comes after the last.
 //
 // None of this rests on a simulated time but for those before the first moment that a change can touch: when the first
 // input of a changed op is there, and how long a resource stood idle until then (Idle). So no order of service can
@@ -17,7 +17,7 @@
 #pragma once
 
 #include "bounds/followers.hpp"
-#include "bounds/weights.hpp"
+#include "bounds/least_times.hpp"
 
 namespace soapstone {
 
@@ -31,27 +31,27 @@ class Bounds {
   int64_t bound() const { return bound_; }
   // Where tasks meet at the loss: to its end, and from there.
   int64_t before_loss() const { return before_loss_; }
-  int64_t behind_loss() const { return behind_loss_; }
+  int64_t after_loss() const { return after_loss_; }
 
  private:
   void find_changed(const TaskGraph& graph, const Followers* followers);
   int64_t backward(const TaskGraph& graph, int32_t op);
   int64_t forward(const TaskGraph& graph, int32_t op);
-  int64_t least_behind(const TaskGraph& graph, const Followers* followers, const Idle& idle, int64_t last) const;
+  int64_t least_after(const TaskGraph& graph, const Followers* followers, const Idle& idle, int64_t last) const;
   int64_t ended(const TaskGraph& graph, const Followers& followers, int32_t op) const;
   int64_t gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const;
   int64_t made(const TaskGraph& graph, int32_t op) const;
-  int64_t behind_message(const Weights::TensorWeights& tensor) const;
+  int64_t after_message(const LeastTimes::OfTensor& tensor) const;
   int64_t messages_forward(const TaskGraph& graph, int64_t first) const;
   int64_t messages_backward(const TaskGraph& graph, const Followers& followers) const;
   void find_transfers(const TaskGraph& graph);
 
-  Weights weights_;
+  LeastTimes least_times_;
   std::vector<int64_t> tails_;          // by Task::tail
   std::vector<int64_t> head_backward_;  // by op: from when its output's gradient is there
   std::vector<int64_t> head_forward_;   // by op: from when its inputs are there
-  Followers::Bits before_, behind_;     // the changed ops and those that lie before them, or behind them
-  int64_t bound_ = 0, before_loss_ = 0, behind_loss_ = 0;
+  Followers::Bits before_, after_;      // the changed ops and those that lie before them, or after them
+  int64_t bound_ = 0, before_loss_ = 0, after_loss_ = 0;
 };
 
 }  // namespace soapstone

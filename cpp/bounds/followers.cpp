@@ -11,7 +11,7 @@ Followers::Followers(const Graph& graph)
       lead(graph.ops.size()),
       num_words_((graph.ops.size() + 63) / 64),
       before_(graph.ops.size(), Bits(num_words_)),
-      behind_(before_) {
+      after_(before_) {
   const auto num_ops = static_cast<int32_t>(graph.ops.size());
   const auto each_edge = [&](int32_t op, auto visit) {
     for (const auto& output : graph.ops[op].outputs)
@@ -19,8 +19,8 @@ Followers::Followers(const Graph& graph)
   };
   for (int32_t op = num_ops; op-- > 0;)
     each_edge(op, [&](int32_t reader) {
-      set(behind_[op], reader);
-      add(behind_[op], behind_[reader]);
+      set(after_[op], reader);
+      add(after_[op], after_[reader]);
     });
   for (int32_t op = 0; op < num_ops; ++op)
     each_edge(op, [&](int32_t reader) {
@@ -36,7 +36,7 @@ Followers::Affected Followers::begin(const TaskGraph& graph, const std::vector<i
     set(affected.forward, op);
     add(affected.forward, before_[op]);
     set(affected.backward, op);
-    add(affected.backward, behind_[op]);
+    add(affected.backward, after_[op]);
     place(graph, op);
   };
   if (num_devices_ == 0) {
@@ -44,9 +44,9 @@ Followers::Affected Followers::begin(const TaskGraph& graph, const std::vector<i
     const size_t size = graph.ops.size() * num_devices_;
     parts_on_.resize(size);
     own_.resize(size);
-    for (auto* side : {&forward_, &backward_}) {
-      side->follow.resize(size);
-      side->sets.resize(size * num_words_);
+    for (auto* chains : {&forward_, &backward_}) {
+      chains->follow.resize(size);
+      chains->sets.resize(size * num_words_);
     }
     for (int32_t op = 0; op < num_ops; ++op) see(op);
   }
@@ -74,25 +74,25 @@ void Followers::place(const TaskGraph& graph, int32_t op) {
   }
 }
 
-void Followers::clear(Side& side, int32_t op) {
+void Followers::clear(Chains& chains, int32_t op) {
   const auto row = static_cast<ptrdiff_t>(op) * num_devices_;
-  std::fill_n(side.follow.begin() + row, num_devices_, Work{});
-  std::fill_n(side.sets.begin() + row * static_cast<ptrdiff_t>(num_words_), num_devices_ * num_words_, 0);
+  std::fill_n(chains.follow.begin() + row, num_devices_, Work{});
+  std::fill_n(chains.sets.begin() + row * static_cast<ptrdiff_t>(num_words_), num_devices_ * num_words_, 0);
 }
 
 // All that follows `follower`, and itself, follow `op`.
-void Followers::join(Side& side, int32_t op, int32_t follower, int32_t device) {
+void Followers::join(Chains& chains, int32_t op, int32_t follower, int32_t device) {
   const size_t to = static_cast<size_t>(op) * num_devices_ + device;
   const size_t from = static_cast<size_t>(follower) * num_devices_ + device;
   if (parts_on_[to] != 1 || parts_on_[from] != 1) return;
-  uint64_t* own = side.sets.data() + to * num_words_;
-  const uint64_t* others = side.sets.data() + from * num_words_;
-  auto& [forward, backward] = side.follow[to];
+  uint64_t* own = chains.sets.data() + to * num_words_;
+  const uint64_t* others = chains.sets.data() + from * num_words_;
+  auto& [forward, backward] = chains.follow[to];
   if (forward == 0) {
     std::copy_n(others, num_words_, own);
     own[follower >> 6] |= uint64_t{1} << (follower & 63);
-    forward = side.follow[from].forward + own_[from].forward;
-    backward = side.follow[from].backward + own_[from].backward;
+    forward = chains.follow[from].forward + own_[from].forward;
+    backward = chains.follow[from].backward + own_[from].backward;
     return;
   }
   for (size_t word = 0; word < num_words_; ++word) {

@@ -1,9 +1,9 @@
 // What must follow an op's part on its own device. Where a device has one part of an op, and its one part of another
 // reads what the first makes there, all that waits for the second waits for the first; and the device serves it one by
-// one. So the work of all these followers is a bound that, unlike a path, counts branches that lie side by side.
+// one. So the work of all these followers is a bound that, unlike a path, counts branches that lie chains by chains.
 //
 // It is found for a strategy. While some ops are changed, what is known of an op's forward holds where none of them
-// lies behind it, and of its backward where none lies before it.
+// lies after it, and of its backward where none lies before it.
 #pragma once
 
 #include "tasks/taskgraph.hpp"
@@ -28,13 +28,13 @@ class Followers {
   // Sets of ops, a bit each.
   using Bits = std::vector<uint64_t>;
   const Bits& before(int32_t op) const { return before_[op]; }
-  const Bits& behind(int32_t op) const { return behind_[op]; }
+  const Bits& after(int32_t op) const { return after_[op]; }
 
  private:
   struct Work {
     int64_t forward = 0, backward = 0;
   };
-  struct Side {                  // of forward or backward, by op and device
+  struct Chains {                // of forward or backward, by op and device
     std::vector<Work> follow;    // all that follows
     std::vector<uint64_t> sets;  // who does
   };
@@ -45,17 +45,17 @@ class Followers {
 
   Affected begin(const TaskGraph& graph, const std::vector<int32_t>& changed);
   void place(const TaskGraph& graph, int32_t op);
-  void clear(Side& side, int32_t op);
-  void join(Side& side, int32_t op, int32_t follower, int32_t device);
+  void clear(Chains& chains, int32_t op);
+  void join(Chains& chains, int32_t op, int32_t follower, int32_t device);
   template <typename Of>
   int64_t least(const TaskGraph& graph, int32_t op, Of of) const;
 
   size_t num_words_;
   int32_t num_devices_ = 0;
-  std::vector<Bits> before_, behind_;
+  std::vector<Bits> before_, after_;
   std::vector<int32_t> parts_on_;  // by op and device
   std::vector<Work> own_;          // likewise: the part's, where there is one
-  Side forward_, backward_;
+  Chains forward_, backward_;
 };
 
 inline bool has(const Followers::Bits& bits, int32_t op) { return bits[op >> 6] >> (op & 63) & 1; }

@@ -54,7 +54,7 @@ Resume::Outcome Resume::run_whole(int64_t limit, const Bounds& bounds) {
 Resume::Outcome Resume::run_halves(int64_t limit, const Bounds& bounds) {
   Stretch& forward = play_.main;
   forward.whole.resize(graph_.totals.before.size());
-  for (size_t i = 0; i < forward.whole.size(); ++i) forward.whole[i] = graph_.totals.before[i] + bounds.behind_loss();
+  for (size_t i = 0; i < forward.whole.size(); ++i) forward.whole[i] = graph_.totals.before[i] + bounds.after_loss();
   play_.start(forward, Half::before_loss, play_.cut, accepted_.loss() + 1);
   forward.calendar.reset(change_, std::max(accepted_.makespan(), bounds.bound()), play_.served.size());
   look_ = {};
@@ -72,10 +72,10 @@ Resume::Outcome Resume::run_halves(int64_t limit, const Bounds& bounds) {
 // Each half is held against what the other takes at least.
 bool Resume::serve_in_turns(int32_t to, int64_t limit, const Bounds& bounds) {
   Stretch& forward = play_.main;
-  limit = std::min(limit, INT64_MAX / 2);                            // so that nothing overflows
-  const int64_t both = accepted_.loss_end() + bounds.behind_loss();  // forward counts the one, backward the other
+  limit = std::min(limit, INT64_MAX / 2);                           // so that nothing overflows
+  const int64_t both = accepted_.loss_end() + bounds.after_loss();  // forward counts the one, backward the other
   forward.stop = accepted_.slot(accepted_.loss());
-  forward.least = std::max(forward.least, bounds.before_loss() + bounds.behind_loss());
+  forward.least = std::max(forward.least, bounds.before_loss() + bounds.after_loss());
   backward_.least = std::max(backward_.least, both);
   const double num_forward = accepted_.loss() + 1 - play_.cut, num_backward = accepted_.size() - to;
   while (!forward.done || !backward_.done) {
@@ -102,7 +102,7 @@ bool Resume::serve(Stretch& stretch, Rejoin::Look& look, int64_t count, int64_t 
 bool Resume::start_backward(int32_t to, int64_t change) {
   const auto& before = graph_.totals_before().before;
   backward_.whole.resize(before.size());
-  for (size_t i = 0; i < before.size(); ++i) backward_.whole[i] = graph_.totals.behind[i] + before[i];
+  for (size_t i = 0; i < before.size(); ++i) backward_.whole[i] = graph_.totals.after[i] + before[i];
   play_.start(backward_, Half::after_loss, to, accepted_.size());
   backward_.whole = graph_.totals.work;
   backward_.calendar.reset(change, accepted_.makespan(), play_.served.size());

@@ -17,7 +17,7 @@ constexpr int32_t patience = 8;
 Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit)
     : graph(of, std::move(on), times, false), engine_(graph), memory_(std::move(limit)), followers_(of) {
   idle_.before.resize(graph.machine.topology.num_resources());
-  idle_.behind = idle_.before;
+  idle_.after = idle_.before;
   if (!memory_.bytes.empty() && memory_.bytes.size() != static_cast<size_t>(graph.machine.topology.num_devices()))
     throw std::invalid_argument("a memory limit needs a number of bytes for each device");
 }
@@ -43,12 +43,12 @@ void Simulator::check(const Changes& changes) const {
 }
 
 template <typename Run>
-auto Simulator::book(Phase phase, Run run) {
+auto Simulator::book(Stage stage, Run run) {
   struct Entry {
     double& seconds;
     std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
     ~Entry() { seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
-  } entry{seconds_[phase]};
+  } entry{seconds_[stage]};
   return run();
 }
 

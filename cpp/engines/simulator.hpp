@@ -37,8 +37,8 @@ class Simulator {
   int64_t bound() const { return bounds_.bound(); }  // of the last whose bounds were asked for, from below
   // Where the time went: making ops' blocks, flows and syncs up to their limit, bounds, links, the play, undoing,
   // accepting.
-  enum Phase { in_ops, in_flows, in_bounds, in_links, in_play, in_undo, in_accept, num_phases };
-  const std::array<double, num_phases>& seconds() const { return seconds_; }
+  enum Stage { in_ops, in_flows, in_bounds, in_links, in_play, in_undo, in_accept, num_stages };
+  const std::array<double, num_stages>& seconds() const { return seconds_; }
   // Proposals that bounds rejected before they were played, and during it.
   int64_t num_unplayed() const { return num_unplayed_; }
   int64_t num_cut_short() const { return num_cut_short_; }
@@ -52,7 +52,7 @@ class Simulator {
   void check(const Changes& changes) const;
   // Runs something and books its time.
   template <typename Run>
-  auto book(Phase phase, Run run);
+  auto book(Stage stage, Run run);
 
   Engine engine_;
   std::optional<Proposal> proposal_;
@@ -64,7 +64,7 @@ class Simulator {
   std::vector<int32_t> changed_since_;  // ops, since followers were found
   int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
   bool begun_ = false, open_ = false, nothing_ = false;  // nothing: what is open changes nothing
-  std::array<double, num_phases> seconds_{};
+  std::array<double, num_stages> seconds_{};
 };
 
 }  // namespace soapstone

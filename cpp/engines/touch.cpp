@@ -95,7 +95,7 @@ int64_t Touch::first_update() const {
 
 void Touch::find_idle(int64_t first, Idle& idle) {
   idle.before.assign(idle.before.size(), 0);
-  idle.behind.assign(idle.behind.size(), 0);
+  idle.after.assign(idle.after.size(), 0);
   if (!has_halves()) return;
   const Totals& totals = graph_.totals;
   // What a resource has still to serve is not ready before the change.
@@ -107,10 +107,10 @@ void Touch::find_idle(int64_t first, Idle& idle) {
     idle.before[i] = stood(progress_[i], first, progress_[i].served, totals.before[i]);
   const int64_t back = std::min(first_return(), accepted_.makespan());
   accepted_.progress_at(std::max(accepted_.position_at(back), accepted_.loss() + 1), progress_);
-  for (size_t i = 0; i < idle.behind.size(); ++i) {
+  for (size_t i = 0; i < idle.after.size(); ++i) {
     const int64_t served = progress_[i].served - graph_.totals_before().before[i];
-    const int64_t idled = stood(progress_[i], back, served, totals.behind[i]) - accepted_.loss_end();
-    idle.behind[i] = std::max<int64_t>(idled, 0);
+    const int64_t idled = stood(progress_[i], back, served, totals.after[i]) - accepted_.loss_end();
+    idle.after[i] = std::max<int64_t>(idled, 0);
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace soapstone {
 
-// Nanoseconds of one part; `finish_*` are the steps behind a combine and count only where there are any.
+// Nanoseconds of one part; `finish_*` are the steps after a combine and count only where there are any.
 struct PartTimes {
   int64_t forward = 1, backward = 1, finish_forward = 1, finish_backward = 1;
 };

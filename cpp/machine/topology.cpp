@@ -98,7 +98,7 @@ void Topology::check_connected() const {
   while (!frontier.empty()) {
     const int32_t vertex = frontier.back();
     frontier.pop_back();
-    for (const Edge& edge : edges_[vertex]) {
+    for (const Hop& edge : edges_[vertex]) {
       if (!seen[edge.target]) frontier.push_back(edge.target);
       seen[edge.target] = true;
     }
@@ -120,7 +120,7 @@ std::vector<Topology::Step> Topology::least_paths(int32_t source) const {
     const auto [time, hops, vertex] = queue.top();
     queue.pop();
     if (std::tie(time, hops) != std::tie(steps[vertex].time, steps[vertex].hops)) continue;
-    for (const Edge& edge : edges_[vertex]) {
+    for (const Hop& edge : edges_[vertex]) {
       const Step step{time + edge.weight, hops + 1, vertex, edge.resource};
       Step& best = steps[edge.target];
       if (rank(step) >= rank(best)) continue;

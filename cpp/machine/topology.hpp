@@ -69,7 +69,7 @@ class Topology {
   std::vector<int32_t> route(int32_t from, int32_t to) const;
 
  private:
-  struct Edge {
+  struct Hop {
     int32_t target, resource;
     int64_t weight;
   };
@@ -144,8 +144,8 @@ class Topology {
   std::vector<int32_t> node_of_device_;
   std::vector<Link> links_;
   std::vector<int32_t> link_of_resource_;
-  std::vector<std::vector<Edge>> edges_;  // by vertex
-  mutable std::vector<Routes> routes_;    // by source; empty until asked for
+  std::vector<std::vector<Hop>> edges_;  // by vertex
+  mutable std::vector<Routes> routes_;   // by source; empty until asked for
   mutable std::map<std::vector<int32_t>, Patterns> patterns_;
   std::vector<int32_t> kind_of_link_;  // links that take and hold alike have one kind
   mutable std::vector<Shape> shapes_;

@@ -75,7 +75,7 @@ class Chain {
   std::vector<Configuration> strategy() const;
   const std::vector<Improvement>& history() const { return history_; }
   int64_t num_neighbours() const { return num_neighbours_; }  // of the last descent, since its last improvement
-  const std::array<double, Simulator::num_phases>& phases() const { return simulator_->seconds(); }
+  const std::array<double, Simulator::num_stages>& stages() const { return simulator_->seconds(); }
 
  private:
   struct Begin {

@@ -169,7 +169,7 @@ int64_t Exhaustive::update_time(const State& state, int32_t op, int32_t device) 
   return machine_.update_time(device, count);
 }
 
-// Configures an op behind those before it and returns a bound of every completion.
+// Configures an op after those before it and returns a bound of every completion.
 int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
   const Choice& option = choices_[op][choice];
   const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());

@@ -43,7 +43,7 @@ class Exhaustive {
     int32_t from, to;
     int64_t forward, backward;
   };
-  struct Edge {
+  struct Passage {
     int32_t maker, reader;
     std::vector<std::vector<std::vector<Hop>>> hops;  // by option of the maker and of the reader
   };
@@ -66,10 +66,10 @@ class Exhaustive {
   const Machine machine_;
   const Times& times_;
   std::vector<std::vector<Choice>> choices_;  // by op
-  std::vector<Edge> edges_;
+  std::vector<Passage> edges_;
   std::vector<std::vector<int32_t>> edges_to_, edges_from_;  // by op
   std::vector<int32_t> last_reader_;                         // by op; the op itself where nobody reads it
-  std::vector<int64_t> rest_;                                // by op: the least work of it and of all behind it
+  std::vector<int64_t> rest_;                                // by op: the least work of it and of all after it
   std::vector<int64_t> least_elements_;                      // of each trained parameter: what any strategy updates
   std::vector<std::array<int32_t, 2>> jobs_;                 // choices of the first two ops
   std::vector<Configuration> best_;

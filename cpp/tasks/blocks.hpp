@@ -31,7 +31,7 @@ struct OpBlock : Block {
 
   void clear();
   bool is_large() const { return holds.capacity() > 1024; }
-  // The task behind which a part's output is whole, and the one that takes its gradient.
+  // The task after which a part's output is whole, and the one that takes its gradient.
   int32_t arrival(const Layout& layout, int32_t part) const;
   int32_t sink(const Layout& layout, int32_t part) const;
 };
@@ -56,7 +56,7 @@ constexpr int64_t uncounted = -1;  // of an edge's weight: some part at its end 
 
 struct FlowBlock : Block {
   std::vector<Flow> flows;
-  std::vector<Hold> before, behind;           // what each resource serves of the transfers, there and back
+  std::vector<Hold> before, after;            // what each resource serves of the transfers, there and back
   std::vector<int64_t> made;                  // by device: bytes of what is moved there
   std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
   std::vector<Reader> readers;                // of all flows
@@ -65,7 +65,7 @@ struct FlowBlock : Block {
   std::vector<std::vector<Edge>> backward;    // from each reader's tasks
   std::vector<bool> read, returns;            // by the maker's part: some device has it, a gradient comes back to it
   bool all_read = false, all_return = false;  // of every output part some copy
-  // By reader: the least time that its messages add, or uncounted: behind any part that sends, and before any that
+  // By reader: the least time that its messages add, or uncounted: after any part that sends, and before any that
   // receives.
   std::vector<int64_t> weight_forward, weight_backward, arrival_forward;
   int64_t arrival_backward = 0;                 // before any of the maker's parts

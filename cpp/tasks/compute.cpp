@@ -1,4 +1,4 @@
-// An op's own tasks: a part's forward and backward, and where parts combine, the combine and what finishes behind it.
+// An op's own tasks: a part's forward and backward, and where parts combine, the combine and what finishes after it.
 #include <algorithm>
 
 #include "tasks/taskgraph.hpp"
@@ -107,7 +107,7 @@ std::unique_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& sta
   block->num_before = block->holds.size();
   if (finishes) builder.computes(role_finish_forward, &PartTimes::finish_forward, block->finish_forward);
   if (op != exit_) block->num_before = block->holds.size();
-  block->first_behind = block->num_before;
+  block->first_after = block->num_before;
   if (back) {
     if (finishes) builder.computes(role_finish_backward, &PartTimes::finish_backward, block->finish_backward);
     if (layout.combines) builder.combines(role_combine_backward, block->combine_backward);
@@ -132,7 +132,7 @@ bool TaskGraph::has_idle(int32_t op) const {
 }
 
 // Edges inside an op, and from what finishes a copy that nobody reads to the loss: all of forward comes before it. A
-// task's gradient comes back behind its readers, so where it does, it need not wait for the task as such.
+// task's gradient comes back after its readers, so where it does, it need not wait for the task as such.
 void TaskGraph::inner_edges(int32_t op, std::vector<Edge>& edges) const {
   const auto& layout = *ops[op].layout;
   const auto& block = *ops[op].block;
@@ -158,7 +158,7 @@ void TaskGraph::inner_edges(int32_t op, std::vector<Edge>& edges) const {
     if (exit_ >= 0 && op != exit_ && is_idle(op, part)) edges.push_back({block.finish_forward[part], loss()});
     if (!back) continue;
     edges.push_back({block.finish_backward[part], block.combine_backward[group]});
-    // Where another copy's gradient begins it, its device serves it behind the copy anyway.
+    // Where another copy's gradient begins it, its device serves it after the copy anyway.
     const int32_t first = part / layout.copies * layout.copies;
     if (!returned(first, first + layout.copies) || (thorough_ && returned(part, part + 1)))
       edges.push_back({block.finish_forward[part], block.finish_backward[part]});

@@ -14,7 +14,7 @@ void FlowBlock::clear() {
   holds.clear();
   flows.clear();
   before.clear();
-  behind.clear();
+  after.clear();
   hulls.clear();
   readers.clear();
   next.clear();
@@ -63,7 +63,7 @@ bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
     if (!fits()) return false;
   }
   block.most_forward = there_.tally.end(&block.before);
-  block.most_backward = back_.tally.end(&block.behind);
+  block.most_backward = back_.tally.end(&block.after);
   sort_readers();
   find_gaps();
   weigh_by_output();
@@ -205,18 +205,18 @@ void FlowBuilder::add_trips(size_t first) {
 }
 
 void FlowBuilder::begin_trips() {
-  const auto& [work, before, behind, compute, elements, memory] = graph_.totals;
+  const auto& [work, before, after, compute, elements, memory] = graph_.totals;
   there_.begin(meets_ ? before : work, idle_ ? &idle_->before : nullptr);
-  back_.begin(meets_ ? behind : work, idle_ ? &idle_->behind : nullptr);
+  back_.begin(meets_ ? after : work, idle_ ? &idle_->after : nullptr);
 }
 
-// What a resource takes before the loss and what any takes behind it add up.
+// What a resource takes before the loss and what any takes after it add up.
 bool FlowBuilder::fits() const {
   return (meets_ ? there_.most + back_.most : std::max(there_.most, back_.most)) <= limit_;
 }
 
 void FlowBuilder::Direction::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle) {
-  tally.end();  // what a refusal left behind
+  tally.end();  // what a refusal left after
   others = counted;
   if (idle) std::transform(counted.begin(), counted.end(), idle->begin(), others.begin(), std::plus<>());
   most = *std::max_element(others.begin(), others.end());
@@ -352,9 +352,9 @@ void FlowBuilder::find_shortcuts() {
   between_.clear();
   for (const auto& shortcut : shortcuts)
     between_.push_back(&graph_.layouts_.between(shortcut.tensor, shortcut.reader, *reader(shortcut.before).layout,
-                                                *reader(shortcut.behind).layout));
+                                                *reader(shortcut.after).layout));
   first_shortcut_.assign(tensor_->readers.size() + 1, 0);
-  for (const auto& shortcut : shortcuts) ++first_shortcut_[shortcut.behind + 1];
+  for (const auto& shortcut : shortcuts) ++first_shortcut_[shortcut.after + 1];
   std::partial_sum(first_shortcut_.begin(), first_shortcut_.end(), first_shortcut_.begin());
 }
 
@@ -371,9 +371,9 @@ void FlowBuilder::look_at(std::span<const Reader> readers) {
 // A reader that reads what another reader of the same flow makes waits for that one anyway.
 bool FlowBuilder::follows(const Reader& reading, bool back) const {
   for (int32_t i = first_shortcut_[reading.reader]; i < first_shortcut_[reading.reader + 1]; ++i) {
-    const auto& [before, behind, tensor, input] = graph_.shortcuts_[index_][i];
+    const auto& [before, after, tensor, input] = graph_.shortcuts_[index_][i];
     if (back && !(gives_[before] && graph_.graph.tensors[tensor].grad)) continue;
-    const auto& share = reader(behind).layout->inputs[graph_.graph.tensors[tensor].readers[input].second];
+    const auto& share = reader(after).layout->inputs[graph_.graph.tensors[tensor].readers[input].second];
     const auto& made = reader(before).layout->outputs[graph_.graph.tensors[tensor].output];
     const int32_t copies = reader(before).layout->copies;
     for (const Reader& at : in_flow_[before])

@@ -87,8 +87,8 @@ class FlowBuilder {
   bool meets_ = false;
   int64_t limit_ = INT64_MAX;
   const Idle* idle_ = nullptr;
-  std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `behind`
-  std::vector<int32_t> first_shortcut_;           // by reader behind
+  std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `after`
+  std::vector<int32_t> first_shortcut_;           // by reader after
   std::vector<std::span<const Reader>> in_flow_;  // by reader
   std::vector<int32_t> sinks_;                    // the tasks that take a gradient
 };

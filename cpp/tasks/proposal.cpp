@@ -76,7 +76,7 @@ void TaskGraph::regroup() {
   }
   set_updates();
   for (const int32_t tensor : changes_.tensors) count(*flows[tensor], -1);
-  meets_ = will_meet();
+  meets_ = surely_meets();
 }
 
 bool TaskGraph::route(int64_t limit, const Idle& idle) {
@@ -93,7 +93,7 @@ bool TaskGraph::route(int64_t limit, const Idle& idle) {
     ++changes_.num_routed;
     if (!fits) return false;
   }
-  if (changes_.unrouted().empty()) meets_ = find_whether_meets();
+  if (changes_.unrouted().empty()) meets_ = meets_now();
   return true;
 }
 

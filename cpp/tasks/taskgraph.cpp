@@ -62,10 +62,10 @@ void TaskGraph::find_shortcuts() {
     const auto& readers = graph.tensors[tensor].readers;
     std::map<int32_t, int32_t> index;
     for (size_t i = 0; i < readers.size(); ++i) index.try_emplace(readers[i].first, static_cast<int32_t>(i));
-    for (size_t behind = 0; behind < readers.size(); ++behind)
-      for (const auto& [other, reader] : reads_[readers[behind].first])
+    for (size_t after = 0; after < readers.size(); ++after)
+      for (const auto& [other, reader] : reads_[readers[after].first])
         if (const auto before = index.find(graph.tensors[other].producer); before != index.end())
-          shortcuts_[tensor].push_back({before->second, static_cast<int32_t>(behind), other, reader});
+          shortcuts_[tensor].push_back({before->second, static_cast<int32_t>(after), other, reader});
   }
 }
 
@@ -101,7 +101,7 @@ void TaskGraph::begin(const std::vector<Configuration>& strategy) {
     pool.link(ops[op].next->slots);
   }
   set_updates();
-  meets_ = find_whether_meets();
+  meets_ = meets_now();
 }
 
 void TaskGraph::check(const Op& op, const Configuration& configuration) const {
@@ -127,7 +127,7 @@ TaskGraph::OpState TaskGraph::configured(int32_t op, const Configuration& config
 }
 
 // An op whose outputs' parts are all read, or all get a gradient where it has a backward.
-bool TaskGraph::goes_on(int32_t op) const {
+bool TaskGraph::leads_on(int32_t op) const {
   const auto& outputs = graph.ops[op].outputs;
   return op == exit_ || std::any_of(outputs.begin(), outputs.end(), [&](const Operand& output) {
            const auto& block = *flows[output.tensor];
@@ -136,9 +136,9 @@ bool TaskGraph::goes_on(int32_t op) const {
 }
 
 // Whether tasks surely meet at the loss, known before any flow is.
-bool TaskGraph::will_meet() {
+bool TaskGraph::surely_meets() {
   if (!met_before_ || ops[exit_].layout->num_output_parts != 1) return false;
-  const auto goes_on = [&](const Operand& output) {
+  const auto leads_on = [&](const Operand& output) {
     const bool back = graph.ops[graph.tensors[output.tensor].producer].backward;
     if (std::binary_search(changes_.tensors.begin(), changes_.tensors.end(), output.tensor))
       return is_wanted(output.tensor, back);
@@ -147,7 +147,7 @@ bool TaskGraph::will_meet() {
   for (const int32_t tensor : changes_.tensors) {
     const int32_t op = graph.tensors[tensor].producer;
     const auto& outputs = graph.ops[op].outputs;
-    if (op != exit_ && std::none_of(outputs.begin(), outputs.end(), goes_on)) return false;
+    if (op != exit_ && std::none_of(outputs.begin(), outputs.end(), leads_on)) return false;
   }
   return std::all_of(undo_.syncs.begin(), undo_.syncs.end(),
                      [&](const auto& old) { return old.second->all_wait && syncs[old.first]->all_wait; });
@@ -179,16 +179,16 @@ const SyncBlock& TaskGraph::syncs_before(int32_t group) const {
   return at == undo_.syncs.end() ? *syncs[group] : *at->second;
 }
 
-bool TaskGraph::find_whether_meets() const {
+bool TaskGraph::meets_now() const {
   if (exit_ < 0 || !graph.ops[exit_].backward || ops[exit_].layout->num_output_parts != 1) return false;
   const auto waits = [](const auto& block) { return block->all_wait; };
   if (met_before_)  // and what the change does not reach still does
     return std::all_of(changes_.tensors.begin(), changes_.tensors.end(),
-                       [&](int32_t tensor) { return goes_on(graph.tensors[tensor].producer); }) &&
+                       [&](int32_t tensor) { return leads_on(graph.tensors[tensor].producer); }) &&
            std::all_of(changes_.groups.begin(), changes_.groups.end(),
                        [&](int32_t group) { return waits(syncs[group]); });
   for (int32_t op = 0; op < static_cast<int32_t>(ops.size()); ++op)
-    if (!goes_on(op)) return false;
+    if (!leads_on(op)) return false;
   return std::all_of(syncs.begin(), syncs.end(), waits) &&
          std::all_of(undo_.syncs.begin(), undo_.syncs.end(), [&](const auto& old) { return waits(old.second); });
 }

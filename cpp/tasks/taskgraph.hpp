@@ -75,7 +75,7 @@ class TaskGraph {
   template <typename Visit>
   void each_slot(Visit visit) const;  // of all tasks that are in the graph
 
-  // Places of the tails that bounds put behind tasks.
+  // Places of the tails that bounds put after tasks.
   int32_t tail_of(int32_t op, Role role) const { return num_roles * op + role; }
   int32_t no_tail() const { return num_roles * static_cast<int32_t>(graph.ops.size()); }
   int32_t sync_tail() const { return no_tail() + 1; }
@@ -89,12 +89,12 @@ class TaskGraph {
     const auto& [configuration, layout, block, next] = ops[exit_];
     return layout->combines ? block->combine_forward[0] : block->forward[0];
   }
-  bool meets_at_loss() const { return meets_; }  // surely: what is counted as before and behind it is so
+  bool meets_at_loss() const { return meets_; }  // surely: what is counted as before and after it is so
 
  private:
   // Two readers of a tensor, of which one also reads what the other makes: `tensor`, as its reader number `reader`.
   struct Shortcut {
-    int32_t before, behind, tensor, reader;
+    int32_t before, after, tensor, reader;
   };
   struct Undo {
     std::vector<std::pair<int32_t, OpState>> ops;
@@ -116,9 +116,9 @@ class TaskGraph {
 
   void make_groups();
   void find_exit();
-  bool goes_on(int32_t op) const;
-  bool find_whether_meets() const;
-  bool will_meet();
+  bool leads_on(int32_t op) const;
+  bool meets_now() const;
+  bool surely_meets();
   bool is_wanted(int32_t tensor, bool back);
   void find_shortcuts();
   void check(const Op&, const Configuration&) const;

@@ -60,7 +60,7 @@ struct Edge {
 struct Block {
   int32_t begin = 0, count = 0;  // slots
   std::vector<Hold> holds;
-  size_t num_before = 0, first_behind = 0;  // holds that surely come before the loss: the first; behind it: the last
+  size_t num_before = 0, first_after = 0;  // holds that surely come before the loss: the first; after it: the last
 };
 
 class TaskPool {

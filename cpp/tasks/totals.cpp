@@ -8,7 +8,7 @@
 namespace soapstone {
 
 Totals::Totals(size_t num_resources, size_t num_devices)
-    : work(num_resources), before(num_resources), behind(num_resources), compute(num_devices), elements(num_devices) {
+    : work(num_resources), before(num_resources), after(num_resources), compute(num_devices), elements(num_devices) {
   for (auto* column : {&memory.parameters, &memory.gradients, &memory.saved, &memory.made, &memory.buckets})
     column->resize(num_devices);
 }
@@ -19,7 +19,7 @@ void TaskGraph::count(const Block& block, int64_t sign) {
   };
   add(totals.before, 0, block.num_before);
   add(totals.work, 0, block.holds.size());
-  add(totals.behind, block.first_behind, block.holds.size());
+  add(totals.after, block.first_after, block.holds.size());
 }
 
 void TaskGraph::count(int32_t op, const OpState& state, int64_t sign) {
@@ -54,7 +54,7 @@ void TaskGraph::count(const FlowBlock& block, int64_t sign) {
     }
   };
   add(totals.before, block.before);
-  add(totals.behind, block.behind);
+  add(totals.after, block.after);
   for (size_t device = 0; device < block.made.size(); ++device) totals.memory.made[device] += sign * block.made[device];
 }
 
@@ -78,7 +78,7 @@ void TaskGraph::set_updates() {
     const int64_t duration = machine.update_time(device, totals.elements[device]);
     auto& task = pool.tasks[device];
     totals.work[device] += duration - task.first.duration;
-    totals.behind[device] += duration - task.first.duration;
+    totals.after[device] += duration - task.first.duration;
     task.first = {device, duration};
     task.num_holds = 1;
     task.tail = no_tail();

@@ -18,7 +18,7 @@ struct Totals {
 
   std::vector<int64_t> work;      // by resource: all that it has to serve,
   std::vector<int64_t> before;    // what of it surely comes before the end of forward,
-  std::vector<int64_t> behind;    // and behind it
+  std::vector<int64_t> after;     // and after it
   std::vector<int64_t> compute;   // by device: what ops have it do
   std::vector<int64_t> elements;  // by device: what its update changes
   MemoryTotals memory;
@@ -26,7 +26,7 @@ struct Totals {
 
 // By resource: how long it stands idle before a change can touch anything, up to the loss and from there on.
 struct Idle {
-  std::vector<int64_t> before, behind;
+  std::vector<int64_t> before, after;
 };
 
 }  // namespace soapstone

@@ -12,7 +12,7 @@ from . import baselines, report
 from .costs import AnalyticCosts
 from .errors import SoapstoneError
 from .graph import OperatorGraph
-from .optimizer import search
+from .searching import search
 from .simulator import Simulation, Simulator, simulate
 from .space import Space
 from .strategy import Configuration, Strategy

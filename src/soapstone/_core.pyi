@@ -321,7 +321,7 @@ class Simulator:
     @property
     def seconds(self) -> list[float]:
         """
-        Of all proposals, by phase: ops' blocks, flows and syncs, bounds, links, play, undo, accept.
+        Of all proposals, by stage: ops' blocks, flows and syncs, bounds, links, play, undo, accept.
         """
 
     @property
@@ -383,7 +383,7 @@ class Chain:
     def strategy(self) -> list[tuple[list[int], list[int]]]: ...
 
     @property
-    def phases(self) -> list[float]: ...
+    def stages(self) -> list[float]: ...
 
     @property
     def history(self) -> list[tuple[int, float, int]]:

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ..errors import SoapstoneError
-from . import cluster, optimize, predict, profile, show, training
+from . import cluster, predict, profile, searching, show, training
 
 __all__ = ["main", "run"]
 
@@ -23,8 +23,8 @@ app.command("models")(show.models)
 app.command("show")(show.show)
 app.command("topologies")(predict.topologies)
 app.command("simulate")(predict.simulate_command)
-app.command("search")(optimize.search_command)
-app.command("compare")(optimize.compare)
+app.command("search")(searching.search_command)
+app.command("compare")(searching.compare)
 app.command("profile")(profile.profile)
 app.command("plan")(training.plan_command)
 app.command("calibrate")(cluster.calibrate)

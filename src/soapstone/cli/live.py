@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from ..optimizer import Progress, ProofProgress
+from ..searching import Progress, ProofProgress
 from .common import milliseconds
 
 EVERY = 5.0  # seconds between two lines

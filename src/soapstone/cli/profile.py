@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..costs import AnalyticCosts, Costs, OpTimes, device_kinds
 from ..graph import Op, scaled
-from ..optimizer import Problem
+from ..searching import Problem
 from .arguments import Case, neighbours_of, read_case, topology_of
 from .common import (
     AsJson,

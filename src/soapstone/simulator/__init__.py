@@ -4,7 +4,7 @@ from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Memory, states_of
 from .simulation import Simulation, bucket_bytes_of, simulate
 from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
-from .times import KnownTimes, in_a_sentence, machine_of
+from .times import KnownTimes, machine_of, translated_errors
 
 __all__ = [
     "BACKWARD",
@@ -21,8 +21,8 @@ __all__ = [
     "Simulation",
     "Simulator",
     "bucket_bytes_of",
-    "in_a_sentence",
     "machine_of",
     "simulate",
     "states_of",
+    "translated_errors",
 ]

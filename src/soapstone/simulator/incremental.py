@@ -18,7 +18,7 @@ from ..strategy import Configuration, Strategy
 from ..topology import Topology
 from .memory import bound_of
 from .simulation import Simulation, simulate
-from .times import KnownTimes, check_all, in_a_sentence, machine_of
+from .times import KnownTimes, check_all, machine_of, translated_errors
 
 ENGINES = tuple(method.name for method in _core.Method)
 FASTEST = "resume"  # where nothing comes before a change it is `full`; `delta` was slower wherever we measured
@@ -44,7 +44,7 @@ class Simulator:
         machine = machine_of(topology, self._times, optimizer, bucket_bytes)
         self.native = _core.Simulator(graph.native, machine, self._times.native)
         self._times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))
-        with in_a_sentence():
+        with translated_errors():
             self.native.begin(strategy.native)
         self._proposed: dict[str, Configuration] = {}
 
@@ -81,7 +81,7 @@ class Simulator:
             native.append((index, (degrees, devices)))
         if self.native.is_open:
             raise SoapstoneError("the last proposal is still open; call accept() or reject() first")
-        with in_a_sentence():
+        with translated_errors():
             makespan = self.native.propose(native, limit, _core.Method[engine])
         if makespan is not None:
             self._proposed = dict(changes)

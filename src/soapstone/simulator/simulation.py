@@ -15,7 +15,7 @@ from ..topology import Topology
 from .memory import Memory, memory_of
 from .path import critical_path
 from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE
-from .times import KnownTimes, check_all, in_a_sentence, machine_of
+from .times import KnownTimes, check_all, machine_of, translated_errors
 
 # Of gradients that the runtime joins where nobody says otherwise: over gloo, and over NCCL, which likes them larger.
 BUCKET_BYTES, GPU_BUCKET_BYTES = 4 * 2**20, 25 * 2**20
@@ -160,6 +160,6 @@ def simulate(
     times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
     times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))
     machine = machine_of(topology, times, optimizer, bucket_bytes)
-    with in_a_sentence():
+    with translated_errors():
         native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)
         return Simulation(graph, topology, strategy, native, optimizer)

@@ -27,7 +27,7 @@ def check_all(graph: OperatorGraph, topology: Topology, strategy: Strategy) -> N
 
 
 @contextmanager
-def in_a_sentence() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """What the core refuses, such as times that are too long to add up, as an error of ours."""
     try:
         yield

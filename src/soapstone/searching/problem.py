@@ -10,7 +10,7 @@ from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
-from ..simulator import KnownTimes, in_a_sentence, machine_of, states_of
+from ..simulator import KnownTimes, machine_of, states_of, translated_errors
 from ..space import Space
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
@@ -68,7 +68,7 @@ class Problem:
         """A strategy, simulated."""
         self.ask(strategy)
         simulator = _core.Simulator(self.graph.native, self.machine, self.times.native)
-        with in_a_sentence():
+        with translated_errors():
             simulator.begin(list(strategy))
         return simulator
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from ..baselines import BASELINES
 from ..errors import SoapstoneError
 from ..files import check_writable
-from ..optimizer import SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
+from ..searching import SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
 from ..simulator import Simulation, simulate
 from ..strategy import Strategy
 from .arguments import Case, takes_case

@@ -18,7 +18,7 @@ from ..costs import Costs
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
-from ..simulator import in_a_sentence
+from ..simulator import translated_errors
 from ..strategy import Strategy
 from ..topology import Topology
 from .interrupts import interrupts
@@ -123,7 +123,7 @@ def _run(
             if not future.done():
                 native.stop()
             wait([future])
-    with in_a_sentence():
+    with translated_errors():
         return future.result(), interrupt.happened
 
 

@@ -13,7 +13,7 @@ from ..costs import Costs
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph, scaled
-from ..simulator import in_a_sentence
+from ..simulator import translated_errors
 from ..strategy import Strategy
 from ..topology import Topology
 from .chain import NEVER, Budget, Chain
@@ -210,7 +210,7 @@ def _run_all(
             if left:
                 stop()
             wait(futures)
-    with in_a_sentence():
+    with translated_errors():
         for future in futures:
             future.result()
 

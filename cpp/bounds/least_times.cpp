@@ -1,11 +1,11 @@
-#include "bounds/weights.hpp"
+#include "bounds/least_times.hpp"
 
 #include <algorithm>
 #include <utility>
 
 namespace soapstone {
 
-void Weights::begin(const TaskGraph& graph) {
+void LeastTimes::begin(const TaskGraph& graph) {
   const auto num_ops = static_cast<int32_t>(graph.ops.size());
   ops_.resize(num_ops);
   tensors_.resize(graph.flows.size());
@@ -36,7 +36,7 @@ void Weights::begin(const TaskGraph& graph) {
     if (graph.flows[tensor]) update_tensor(graph, static_cast<int32_t>(tensor));
 }
 
-void Weights::update(TaskGraph& graph) {
+void LeastTimes::update(TaskGraph& graph) {
   if (ops_.empty()) return begin(graph);
   const auto both = [](std::vector<int32_t>& before, const std::vector<int32_t>& now, auto visit) {
     std::for_each(before.begin(), before.end(), visit);
@@ -51,18 +51,18 @@ void Weights::update(TaskGraph& graph) {
   for (const int32_t tensor : graph.changes().unrouted()) forget_messages(graph, tensor);
 }
 
-void Weights::update_op(const TaskGraph& graph, int32_t op) {
+void LeastTimes::update_op(const TaskGraph& graph, int32_t op) {
   const auto& [configuration, layout, block, next] = graph.ops[op];
   const bool finishes = !block->finish_forward.empty();
   ops_[op] = {block->least, ops_[op].sum, layout->combines, finishes, layout->copies > 1};
 }
 
-void Weights::update_sum(const TaskGraph& graph, int32_t op) {
+void LeastTimes::update_sum(const TaskGraph& graph, int32_t op) {
   int64_t& sum = ops_[op].sum = uncounted;
   for (const auto& [group, place] : graph.groups_of_op[op]) sum = std::max(sum, graph.syncs[group]->weights[place]);
 }
 
-void Weights::update_tensor(const TaskGraph& graph, int32_t tensor) {
+void LeastTimes::update_tensor(const TaskGraph& graph, int32_t tensor) {
   const auto& block = *graph.flows[tensor];
   auto& weights = tensors_[tensor];
   weights.moves = !block.before.empty();
@@ -73,7 +73,7 @@ void Weights::update_tensor(const TaskGraph& graph, int32_t tensor) {
 }
 
 // All that is known of them is who surely sends any, and who surely receives any.
-void Weights::forget_messages(TaskGraph& graph, int32_t tensor) {
+void LeastTimes::forget_messages(TaskGraph& graph, int32_t tensor) {
   for (size_t i = 0; i < places_[tensor].size(); ++i) {
     const auto& between = graph.between(tensor, static_cast<int32_t>(i));
     auto& edge = forward_.edges[tensors_[tensor].begin + i];

@@ -6,19 +6,19 @@
 
 namespace soapstone {
 
-class Weights {
+class LeastTimes {
  public:
-  struct Edge {
+  struct Neighbour {
     int32_t op;      // at its other end
     int64_t weight;  // or uncounted
   };
-  struct OpWeights {
+  struct OfOp {
     std::array<int64_t, num_roles> least{};
     int64_t sum = uncounted;  // of its parameters' gradients, the slowest
     bool combines = false, finishes = false, has_copies = false;
   };
 
-  struct TensorWeights {
+  struct OfTensor {
     int32_t maker = -1;          // or none
     int32_t begin = 0, end = 0;  // of the edges to its readers
     bool moves = false;          // some of it, to another device
@@ -27,22 +27,22 @@ class Weights {
   // Brings all up to date: what the last change reaches, and what the one before it did.
   void update(TaskGraph& graph);
 
-  const OpWeights& op(int32_t op) const { return ops_[op]; }
+  const OfOp& op(int32_t op) const { return ops_[op]; }
   // From an op to those that read its outputs, and back to those whose outputs it reads.
-  std::span<const Edge> forward(int32_t op) const { return span(forward_, op); }
-  std::span<const Edge> backward(int32_t op) const { return span(backward_, op); }
-  std::span<const TensorWeights> tensors() const { return tensors_; }
-  std::span<const Edge> readers(const TensorWeights& tensor) const {
+  std::span<const Neighbour> forward(int32_t op) const { return span(forward_, op); }
+  std::span<const Neighbour> backward(int32_t op) const { return span(backward_, op); }
+  std::span<const OfTensor> tensors() const { return tensors_; }
+  std::span<const Neighbour> readers(const OfTensor& tensor) const {
     return {forward_.edges.data() + tensor.begin, forward_.edges.data() + tensor.end};
   }
 
  private:
-  struct Side {
-    std::vector<Edge> edges;
+  struct Edges {
+    std::vector<Neighbour> edges;
     std::vector<int32_t> begin;  // by op
   };
 
-  static std::span<const Edge> span(const Side& side, int32_t op) {
+  static std::span<const Neighbour> span(const Edges& side, int32_t op) {
     return {side.edges.data() + side.begin[op], side.edges.data() + side.begin[op + 1]};
   }
   void begin(const TaskGraph& graph);
@@ -51,9 +51,9 @@ class Weights {
   void forget_messages(TaskGraph& graph, int32_t tensor);
   void update_sum(const TaskGraph& graph, int32_t op);
 
-  std::vector<OpWeights> ops_;
-  Side forward_, backward_;
-  std::vector<TensorWeights> tensors_;
+  std::vector<OfOp> ops_;
+  Edges forward_, backward_;
+  std::vector<OfTensor> tensors_;
   std::vector<std::vector<int32_t>> places_;             // by tensor and reader: of its edge in `backward_`
   std::vector<int32_t> changed_, rerouted_, regrouped_;  // by the change before
 };
