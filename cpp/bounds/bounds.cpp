@@ -161,8 +161,8 @@ void Bounds::find_transfers(const TaskGraph& graph) {
   }
 }
 
-bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, const Idle& idle, int64_t limit) {
-  const auto num_ops = static_cast<int32_t>(graph.graph.ops.size());
+void Bounds::begin(TaskGraph& graph) {
+  const size_t num_ops = graph.graph.ops.size();
   least_times_.update(graph);
   tails_.assign(graph.num_tails(), 0);
   head_backward_.assign(num_ops, 0);
@@ -170,16 +170,12 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, c
   double total = 0;
   for (const int64_t work : graph.totals.work) total += static_cast<double>(work);
   if (total > static_cast<double>(int64_t{1} << 61)) throw std::invalid_argument("an iteration takes over 2^61 ns");
-  bound_ = *std::max_element(graph.totals.work.begin(), graph.totals.work.end());
-  if (bound_ > limit) return false;
-  int64_t update = INT64_MAX;
-  for (int32_t device = 0; device < graph.machine.topology.num_devices(); ++device)
-    if (graph.has_update(device)) update = std::min(update, graph.update_time(device));
-  if (update != INT64_MAX) tails_[graph.sync_tail()] = update;
+}
 
-  find_changed(graph, followers);
-  int64_t last = INT64_MAX;  // after the backward of any op so far
-  for (int32_t op = 0; op < num_ops; ++op) {
+// Goes over all backwards from the loss's on, the last first; returns what at least follows any of them.
+int64_t Bounds::go_backward(const TaskGraph& graph, const Followers* followers) {
+  int64_t last = INT64_MAX;
+  for (int32_t op = 0; op < static_cast<int32_t>(graph.graph.ops.size()); ++op) {
     if (!graph.graph.ops[op].backward) continue;
     int64_t& head = head_backward_[op];
     head = backward(graph, op);
@@ -189,6 +185,36 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, c
     tail = std::max(tail, followers->backward[op].after + last);
     head = std::max(head, followers->backward[op].from + last);
   }
+  return last;
+}
+
+// Goes over all forwards, the last first; returns the longest way from any of them to the end.
+int64_t Bounds::go_forward(const TaskGraph& graph, const Followers* followers) {
+  int64_t longest = 0;
+  for (auto op = static_cast<int32_t>(graph.graph.ops.size()); op-- > 0;) {
+    int64_t& head = head_forward_[op];
+    head = forward(graph, op);
+    if (graph.meets_at_loss() && !has(before_, op)) {
+      int64_t& tail = tails_[graph.tail_of(op, role_forward)];
+      tail = std::max(tail, followers->forward[op].after + after_loss_);
+      head = std::max(head, followers->forward[op].from + after_loss_);
+    }
+    longest = std::max(longest, head);
+  }
+  return longest;
+}
+
+bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, const Idle& idle, int64_t limit) {
+  begin(graph);
+  bound_ = *std::max_element(graph.totals.work.begin(), graph.totals.work.end());
+  if (bound_ > limit) return false;
+  int64_t update = INT64_MAX;
+  for (int32_t device = 0; device < graph.machine.topology.num_devices(); ++device)
+    if (graph.has_update(device)) update = std::min(update, graph.update_time(device));
+  if (update != INT64_MAX) tails_[graph.sync_tail()] = update;
+
+  find_changed(graph, followers);
+  const int64_t last = go_backward(graph, followers);
   int64_t through = 0;  // the loss, or any op
   after_loss_ = 0;
   const bool meets = graph.meets_at_loss();
@@ -198,16 +224,7 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, c
     bound_ = std::max(bound_, through);
     if (bound_ > limit) return false;
   }
-  for (int32_t op = num_ops; op-- > 0;) {
-    int64_t& head = head_forward_[op];
-    head = forward(graph, op);
-    if (meets && !has(before_, op)) {
-      int64_t& tail = tails_[graph.tail_of(op, role_forward)];
-      tail = std::max(tail, followers->forward[op].after + after_loss_);
-      head = std::max(head, followers->forward[op].from + after_loss_);
-    }
-    through = std::max(through, head);
-  }
+  through = std::max(through, go_forward(graph, followers));
   if (meets) through = std::max(through, messages_forward(graph, first));
   before_loss_ = through - after_loss_;
   bound_ = std::max(bound_, through);

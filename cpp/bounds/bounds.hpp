@@ -34,6 +34,9 @@ class Bounds {
   int64_t after_loss() const { return after_loss_; }
 
  private:
+  void begin(TaskGraph& graph);
+  int64_t go_backward(const TaskGraph& graph, const Followers* followers);
+  int64_t go_forward(const TaskGraph& graph, const Followers* followers);
   void find_changed(const TaskGraph& graph, const Followers* followers);
   int64_t backward(const TaskGraph& graph, int32_t op);
   int64_t forward(const TaskGraph& graph, int32_t op);

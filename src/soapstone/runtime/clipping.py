@@ -8,7 +8,7 @@ import torch
 
 from ..errors import RankError
 from .store import Store
-from .transports import Transport
+from .transports import Row, Transport
 
 
 def clip_grad_norm(
@@ -37,5 +37,5 @@ def _norm(store: Store, transport: Transport, place: torch.device, norm_type: fl
         torch.zeros((), dtype=torch.float64, device=place),
     )
     if transport.size > 1:
-        total = transport.all_reduce(-4, total, tuple(range(transport.size)))()
+        total = transport.all_reduce(Row.NORM, total, tuple(range(transport.size)))()
     return total.pow(1 / norm_type).to(dtype)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..parts import Box, Function, Recording, lengths, record
+from ..parts import Box, Draws, Function, Recording, lengths, record
 from .compiling import Compiler
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Bucket, Readiness
@@ -22,7 +22,7 @@ from .listing import shortened
 from .placement import Key
 from .plan import Announce, Combine, Event, Plan, Receive, Round, Run, Send, Sync
 from .store import Store, own_memory
-from .transports import Incoming, Outgoing, Pending, Transport
+from .transports import Incoming, Outgoing, Pending, Row, Transport
 from .weave import Weaver
 
 Span = tuple[int, int, int]  # the number of an event, or WAIT, its start and its end (ns)
@@ -61,6 +61,7 @@ class Executor:
         self.weaver = Weaver(plan.placement, device, store.shards, place)
         self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.recordings: dict[int, Recording] = {}
+        self._gives: dict[int, list[Key]] = {}  # by segment: what its outputs are, once it is recorded
         self._compiler = Compiler(self._ops_of, compiled, graphed) if compiled or graphed else None
         self._weighed = self.weaver.windows.takes(self.weaver.weighing)
         self._takes = {i: self.weaver.windows.takes(s) for i, s in enumerate(plan.segments) if s.device == device}
@@ -168,7 +169,9 @@ class Executor:
             case Sync():
                 self._timed(number, self._begin_sync, event)
             case Announce():
-                self.scratch.loss = self.transport.all_reduce(-1, self._own_loss(), tuple(range(self.transport.size)))
+                self.scratch.loss = self.transport.all_reduce(
+                    Row.LOSS, self._own_loss(), tuple(range(self.transport.size))
+                )
 
     def _begin_to_speak(self) -> None:
         """Once all ranks take their batch; before that nothing may be on its way."""
@@ -184,12 +187,11 @@ class Executor:
         return shortened([self.graph.ops[task.op].name for task in self.plan.segments[number].tasks])
 
     def _forward(self, number: int) -> None:
-        segment = self.plan.segments[number]
         outputs = self._outputs(number)
         self.scratch.outputs[number] = outputs
-        for key, output in zip(segment.gives, outputs):
+        for key, output in zip(self._gives[number], outputs, strict=True):
             self.scratch.values[key] = output.detach().requires_grad_(output.requires_grad)
-        if self.loss_key in segment.gives:
+        if self.loss_key in self._gives[number]:
             self._seed()
 
     def _outputs(self, number: int) -> list[torch.Tensor]:
@@ -197,9 +199,13 @@ class Executor:
         segment, takes = self.plan.segments[number], self._takes[number]
         inputs = [self._value(key) for key in takes]
         if self._compiler is None or number not in self.recordings:
-            outputs = self._recorded(
-                number, lambda xs, draws: self.weaver.run(segment, dict(zip(takes, xs)), draws), inputs
-            )
+
+            def run(xs: Sequence[torch.Tensor], draws: Draws | None) -> list[torch.Tensor]:
+                made = self.weaver.run(segment, dict(zip(takes, xs)), draws)
+                self._gives[number] = list(made)
+                return list(made.values())
+
+            outputs = self._recorded(number, run, inputs)
             if self._compiler is not None:
                 lasting = (i for i, key in enumerate(takes) if key.what == "state" and key.number not in self._updated)
                 self._compiler.add(number, self.recordings[number], lasting)
@@ -245,7 +251,7 @@ class Executor:
     def _backward(self, number: int) -> None:
         segment, outputs = self.plan.segments[number], self.scratch.outputs.pop(number)
         self._ready.enter(key.number for key in segment.takes if key.what == "state")
-        gradients = [self._gradient(key) for key in segment.gives]
+        gradients = [self._gradient(key) for key in self._gives[number]]
         if self._compiler is None:
             _differentiate(outputs, gradients)
         else:

@@ -68,13 +68,12 @@ class Weaver:
     def part(self, op: int, part: int) -> Part:
         return Part(self.graph, op, self.placement.degrees[op], part)
 
-    def run(self, segment: Segment, inputs: Mapping[Key, torch.Tensor], draws: Draws | None) -> list[torch.Tensor]:
-        """What the segment gives, of what it takes."""
+    def run(self, segment: Segment, inputs: Mapping[Key, torch.Tensor], draws: Draws | None) -> dict[Key, torch.Tensor]:
+        """What the segment gives, of what it takes; some parts update no buffer."""
         run = _Run(self, dict(inputs), draws)
         for task in segment.tasks:
             run.execute(task)
-        segment.gives = [key for key in segment.gives if key in run.values]  # some parts update no buffer
-        return [run.values[key] for key in segment.gives]
+        return {key: run.values[key] for key in segment.gives if key in run.values}
 
     def weigh(self, taken: Mapping[Key, torch.Tensor]) -> torch.Tensor:
         """What the device's parts of a mean add to its weight."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import RankError
-from .transports import Transport
+from .transports import Row, Transport
 
 _DRAWING = threading.Lock()  # torch's generator is one for all threads
 CHOICES = ("broadcast", "verify")
@@ -31,7 +31,7 @@ def broadcast(transport: Transport, model: nn.Module, place: torch.device) -> No
     for tensor in dict.fromkeys(state_of(model).values()):
         plain = tensor.detach().to(place, torch.uint8 if tensor.dtype == torch.bool else tensor.dtype)
         given = plain.clone() if transport.rank == 0 else torch.zeros_like(plain)
-        tensor.copy_(transport.all_reduce(-3, given, everyone)())
+        tensor.copy_(transport.all_reduce(Row.FIRST_WEIGHTS, given, everyone)())
 
 
 def materialised(model: nn.Module, seed: int) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ from .default import default_transport
 from .gloo import GlooTransport
 from .joining import joined
 from .nccl import NcclTransport
-from .protocol import Incoming, Outgoing, Pair, Pending, Transport
+from .protocol import Incoming, Outgoing, Pair, Pending, Row, Transport
 from .threads import ThreadTransport, alone, run_threads
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Outgoing",
     "Pair",
     "Pending",
+    "Row",
     "ThreadTransport",
     "Transport",
     "alone",

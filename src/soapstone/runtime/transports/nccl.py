@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ...errors import RankError
 from .groups import Groups, gathered_objects, raise_if_peer_lost
-from .protocol import Incoming, Outgoing, Pair, Pending
+from .protocol import Incoming, Outgoing, Pair, Pending, Row
 from .watching import Watch
 
 
@@ -37,7 +37,7 @@ class NcclTransport:
     def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
         for ranks in self.groups.make(meetings):  # a first sum connects a group
             if self.rank in ranks:
-                self.all_reduce(-1, torch.zeros(1, device=self.place), ranks)()
+                self.all_reduce(Row.OPENING, torch.zeros(1, device=self.place), ranks)()
         wanted = set(pairs) | self.groups.pairs_without(meetings)
         peers = sorted({sum(pair) - self.rank for pair in wanted if self.rank in pair} - self._connected)
         self._connected.update(peers)
@@ -90,7 +90,7 @@ class NcclTransport:
         refusals = torch.tensor([int(refused)])
         work = self._host.allreduce([refusals])
         weight = torch.zeros((), device=self.place) if weight is None else weight
-        total = self.all_reduce(-2, weight.double(), self._everyone)
+        total = self.all_reduce(Row.WEIGHT, weight.double(), self._everyone)
 
         def answer() -> tuple[bool, torch.Tensor | None]:
             self._watch.raise_if_lost()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,6 +27,16 @@ class Incoming(NamedTuple):
     source: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+class Row(IntEnum):
+    """Sums among all ranks that are no task of the plan; a task's row is 0 or more."""
+
+    LOSS = -1
+    WEIGHT = -2  # of a mean loss
+    FIRST_WEIGHTS = -3
+    NORM = -4  # of all gradients
+    OPENING = -5  # of a connection
 
 
 class Transport(Protocol):
