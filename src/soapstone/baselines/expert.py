@@ -56,7 +56,7 @@ def _megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
     nodes = _nodes(topology)
     width = min(map(len, nodes))
     devices = tuple(device for node in nodes for device in node[:width])
-    makers = {o.tensor: op for op in graph.ops for o in op.outputs}
+    makers = {tensor: graph.ops[index] for tensor, index in graph.producer.items()}
     columns: dict[str, str] = {}  # op -> the dim of its output that a node's devices share
     found = {}
     for op in graph.ops:

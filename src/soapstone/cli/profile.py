@@ -80,7 +80,7 @@ def measure_space(case: Case) -> None:
     """Have costs that are measured ready for a search."""
     if case.is_measured:
         with measuring(f"Measuring the parts of {case.model}") as told:
-            Problem(case.graph, case.topology, told=told, **case.training)
+            Problem(case.graph, case.topology, progress=told, **case.training)
 
 
 Row = tuple[Op, int, OpTimes, OpTimes | None]  # how many such ops there are, measured and analytic times

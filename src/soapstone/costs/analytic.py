@@ -17,7 +17,7 @@ import yaml
 
 from ..errors import SoapstoneError
 from ..graph import ITEM_SIZES, Op, OperatorGraph, Step, Value
-from .protocol import OpTimes
+from .protocol import Costs, OpTimes
 
 SIDE = 64
 TILE = SIDE * SIDE
@@ -44,7 +44,7 @@ class Work:
     dtype: str
 
 
-class AnalyticCosts:
+class AnalyticCosts(Costs):
     """Costs from the table. Raises SoapstoneError for a kind of device or an optimizer that it does not have."""
 
     by_signature = True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..graph import OperatorGraph
 
@@ -22,17 +23,23 @@ class OpTimes:
 Question = tuple[int, tuple[int, ...], bool]  # an op, a part's extents, and whether it combines
 
 
-class Costs(Protocol):
-    """Costs whose times follow from what an op computes may also have `by_signature = True`: then they are asked for
-    one of the ops that are alike. Costs that answer many questions better at once than one by one may have
-    `prepare(graph, questions, device_kind, told)`: it hears what comes, and tells the share that it is ready for."""
+class Costs(ABC):
+    """How long parts of ops and updates take. Derive from it to bring costs of your own."""
 
+    by_signature = False  # times follow from what an op computes: ask for one of the ops that are alike
+
+    def prepare(  # noqa: B027  (most have nothing to prepare)
+        self, graph: OperatorGraph, questions: Sequence[Question], device_kind: str, progress: Callable[[float], None]
+    ) -> None:
+        """Hears all questions that come, for costs that answer many better at once than one by one; `progress` hears
+        the share that it is ready for."""
+
+    @abstractmethod
     def times(
         self, graph: OperatorGraph, index: int, extents: tuple[int, ...], device_kind: str, combines: bool
     ) -> OpTimes:
         """The times of a part of op `index` with these extents, one for each of its dims, on a device of that kind."""
-        ...
 
+    @abstractmethod
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
         """The optimizer's step: nanoseconds once, and for each element of a parameter."""
-        ...

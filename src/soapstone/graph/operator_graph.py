@@ -109,6 +109,11 @@ class OperatorGraph:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
+    def producer(self) -> dict[int, int]:
+        """The op that makes each tensor, by number; inputs and parameters have none."""
+        return {operand.tensor: index for index, op in enumerate(self.ops) for operand in op.outputs}
+
+    @cached_property
     def native(self) -> _core.Graph:
         native = _core.Graph()
         for t in self.tensors:

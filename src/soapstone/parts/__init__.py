@@ -66,7 +66,8 @@ class Part:
 
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> list[torch.Tensor]:
         combine = self.op.combine
-        alone = getattr(COMBINED.get(self.op.steps[self.op.head].kind), "alone", None)
+        combined = COMBINED.get(self.op.steps[self.op.head].kind)
+        alone = combined.alone if combined is not None and combined.runs_alone else None
         if combine is not None and alone is None:  # this part's share is all there is
             share = self.partial(inputs, draws)
             return self.finish(share[None] if combine.mode == "gather" else share, draws)

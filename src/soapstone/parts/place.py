@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -72,22 +72,31 @@ class Place:
         return plain_to_torch(self.args.get(name))
 
 
-class Combined(Protocol):
-    """A partial, and what is left to do once it is whole. A third function, `alone`, may do both for a part that has
-    nothing to combine with, as torch does it in one call. `finish_reads` says whether `finish` differentiates by the
-    inputs, too. `weighs` may say that the partial is a sum and its weight, that the weight takes every input but
-    `self`, and that `finish` is linear in the sum."""
-
-    finish_reads: bool
-
-    @staticmethod
-    def partial(place: Place, inputs: Tensors) -> torch.Tensor: ...
-
-    @staticmethod
-    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor: ...
-
-
 Kernel = Callable[[Place, Tensors], Any]
+
+
+class Combined:
+    """A partial, and what is left to do once it is whole."""
+
+    finish_reads: ClassVar[bool] = False  # `finish` differentiates by the inputs, too
+    # The partial is a sum and its weight, the weight takes every input but `self`, and `finish` is linear in the sum.
+    weighs: ClassVar[bool] = False
+    runs_alone: ClassVar[bool] = False  # it has `alone`
+
+    @staticmethod
+    def partial(place: Place, inputs: Tensors) -> torch.Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def alone(place: Place, inputs: Tensors) -> torch.Tensor:
+        """Both at once, as torch does it in one call, for a part that has nothing to combine with."""
+        raise NotImplementedError
+
+
 KERNELS: dict[str, Kernel] = {}
 COMBINED: dict[str, type[Combined]] = {}
 

@@ -56,7 +56,7 @@ class Placement:
         self.dims = [self.graph.native.factoring(i) for i in range(len(self.graph.tensors))]
         self.flows = [self.native.flow(i) for i in range(self.native.num_flows)]
         self.groups = [self.native.groups(i) for i in range(len(self.graph.ops))]
-        self.producer = {o.tensor: i for i, op in enumerate(self.graph.ops) for o in op.outputs}
+        self.producer = self.graph.producer
         self.holders = {
             i: {d for holders, _ in self.native.pieces(i) for d in holders}
             for i, t in enumerate(self.graph.tensors)
@@ -123,7 +123,7 @@ class Placement:
         head = op.steps[op.head]
         if not self.has_own_gradient or not op.finishes or head is not op.steps[-1]:
             return False
-        if not getattr(COMBINED[head.kind], "weighs", False) or not self.crosses(self.loss_op, 0):
+        if not COMBINED[head.kind].weighs or not self.crosses(self.loss_op, 0):
             return False
         late = self._late_values(op)
         return not any(value in late for slot, value in zip(head.slots, head.inputs) if slot != "self")

@@ -102,7 +102,7 @@ def search(
         optimizer=optimizer,
         bucket_bytes=bucket_bytes,
         memory_limit=memory_limit,
-        told=lambda share: tell(Progress("asking for costs", share)),
+        progress=lambda share: tell(Progress("asking for costs", share)),
     )
     groups = levels(graph)
     starts = _starts(problem, initial, groups)

@@ -16,9 +16,9 @@ Move = tuple[list[int], int, list[Native]]  # ops, the table that they choose fr
 
 
 class Options:
-    """The tables, with the times of all that is in them asked for. `told` hears the share that is known."""
+    """The tables, with the times of all that is in them asked for. `progress` hears the share that is known."""
 
-    def __init__(self, space: Space, times: KnownTimes, told: Callable[[float], None]) -> None:
+    def __init__(self, space: Space, times: KnownTimes, progress: Callable[[float], None]) -> None:
         self.space, self.graph = space, space.graph
         self.tables: list[list[Native]] = []
         self._table_of: list[int] = []
@@ -32,9 +32,9 @@ class Options:
         self._compact = len(self.tables)  # the same tables again, with only devices next to one another
         self.tables += [[entry for entry in table if _is_compact(entry[1])] for table in self.tables]
         self._own = [{c: _native(op, c) for c in space.own(op.name)} for op in self.graph.ops]
-        self._ask(times, told)
+        self._ask(times, progress)
 
-    def _ask(self, times: KnownTimes, told: Callable[[float], None]) -> None:
+    def _ask(self, times: KnownTimes, progress: Callable[[float], None]) -> None:
         degrees = [list({tuple(degrees) for degrees, _ in table}) for table in self.tables]
         one_of_each = [times.kinds.index(kind) for kind in set(times.kinds)]
         wanted = []
@@ -42,7 +42,7 @@ class Options:
             own = [tuple(native[0]) for native in self._own[index].values()]
             splits = [*(degrees[self._table_of[index]] if times.asks_for[index] == index else ()), *own]
             wanted += [(index, split, one_of_each) for split in splits]
-        times.fill_all(wanted, told)
+        times.fill_all(wanted, progress)
 
     def table(self, op: int) -> list[Native]:
         """What is enumerated for an op."""

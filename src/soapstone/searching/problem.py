@@ -18,7 +18,7 @@ from .options import Native, Options
 
 
 class Problem:
-    """The space with the times of everything in it. `told` hears what share of the times is known. Raises
+    """The space with the times of everything in it. `progress` hears what share of the times is known. Raises
     SoapstoneError for what no simulation takes."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Problem:
         optimizer: str = "adam",
         bucket_bytes: int = 0,
         memory_limit: bool = True,
-        told: Callable[[float], None] = lambda _: None,
+        progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         for given, kind in ((graph, OperatorGraph), (topology, Topology)):
             if not isinstance(given, kind):
@@ -41,7 +41,7 @@ class Problem:
         self.num_states = states_of(optimizer)
         self.memory = [device.memory for device in topology.devices] if memory_limit else []
         self.space = Space(graph, topology)
-        self.options = Options(self.space, self.times, told)
+        self.options = Options(self.space, self.times, progress)
 
     def chain(self, seed: str) -> _core.Chain:
         bits = int.from_bytes(sha256(seed.encode()).digest()[:8])

@@ -129,7 +129,7 @@ def _run(
 
 def _refuse_giants(problem: Problem) -> None:
     sizes = [len(problem.space.configurations(op.name)) for op in problem.graph.ops]
-    maker = {o.tensor: i for i, op in enumerate(problem.graph.ops) for o in op.outputs}
+    maker = problem.graph.producer
     edges = {(maker[o.tensor], i) for i, op in enumerate(problem.graph.ops) for o in op.inputs if o.tensor in maker}
     pairs = sum(sizes[a] * sizes[b] for a, b in edges)
     if pairs > MOST_PAIRS:

@@ -57,7 +57,7 @@ def _shape(op: Op) -> Hashable:
 
 def _refined(graph: OperatorGraph, colours: list[Hashable], free: list[bool]) -> list[Hashable]:
     """Each free op's colour with those of the ops that it reads and that read it."""
-    maker = {o.tensor: i for i, op in enumerate(graph.ops) for o in op.outputs}
+    maker = graph.producer
     near: list[set[tuple[bool, Hashable]]] = [set() for _ in colours]
     for i, op in enumerate(graph.ops):
         for operand in op.inputs:

@@ -71,7 +71,7 @@ def memory_of(
     parts = [_Parts(*native.part_bytes(i), devices) for i, (_, devices) in enumerate(strategy.native)]
     ledger = _Ledger(native, tasks, parts, count)
     ledger.computes()
-    ledger.messages({o.tensor: i for i, op in enumerate(graph.ops) for o in op.outputs})
+    ledger.messages(graph.producer)
     peak = parameters + gradients + states + ledger.peak()
     bound = bound_of(native, optimizer)
     return Memory(parameters, gradients, states, saved, made, transient, buckets, bound, peak)

@@ -41,10 +41,10 @@ class KnownTimes:
     """The core's table of times, filled from costs as ops get degrees that were not seen before."""
 
     def __init__(self, graph: OperatorGraph, topology: Topology, costs: Costs) -> None:
-        if not callable(getattr(costs, "times", None)) or not callable(getattr(costs, "update", None)):
+        if not isinstance(costs, Costs):
             raise SoapstoneError(f"costs={shortened(costs)} answer no questions; use ss.AnalyticCosts()")
         self.graph, self.costs = graph, costs
-        self.asks_for = graph.alike if getattr(costs, "by_signature", False) else range(len(graph.ops))
+        self.asks_for = graph.alike if costs.by_signature else range(len(graph.ops))
         self.native = _core.Times(graph.native, list(self.asks_for))
         names = list(dict.fromkeys(device.kind for device in topology.devices))
         self.names, self.kinds = names, [names.index(device.kind) for device in topology.devices]
@@ -57,16 +57,20 @@ class KnownTimes:
                 times = [self._ask(*question, kind) for question in self._questions(index, degrees)]
                 self.native.set(self.asks_for[index], degrees, kind, times)
 
-    def fill_all(self, wanted: Iterable[Wanted], told: Callable[[float], None] = lambda _: None) -> None:
-        """The same for many. Costs that have `prepare` first hear all that they will be asked."""
+    def fill_all(self, wanted: Iterable[Wanted], progress: Callable[[float], None] = lambda _: None) -> None:
+        """The same for many. Costs first hear all that they will be asked."""
         wanted = list(wanted)
-        prepare = getattr(self.costs, "prepare", None)
-        if prepare is not None:
-            for kind, questions in self._unknown(wanted).items():
-                prepare(self.graph, questions, self.names[kind], told)
+        prepared: list[float] = []
+
+        def prepare(share: float) -> None:
+            prepared.append(share)
+            progress(share)
+
+        for kind, questions in self._unknown(wanted).items():
+            self.costs.prepare(self.graph, questions, self.names[kind], prepare)
         for number, (index, degrees, devices) in enumerate(wanted):
-            if prepare is None and number % 32 == 0:
-                told(number / len(wanted))
+            if not prepared and number % 32 == 0:  # else all is answered at once
+                progress(number / len(wanted))
             self.fill(index, degrees, devices)
 
     def _questions(self, index: int, degrees: Sequence[int]) -> list[Question]:

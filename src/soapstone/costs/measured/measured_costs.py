@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...errors import SoapstoneError
 from ...graph import OperatorGraph
-from ..protocol import OpTimes, Question
+from ..protocol import Costs, OpTimes, Question
 from .machine import this_machine
 from .neighbours import neighbours
 from .rounds import Pace, time_all
@@ -22,7 +22,7 @@ def _unheard(_: float) -> None:
     pass
 
 
-class MeasuredCosts:
+class MeasuredCosts(Costs):
     """Times of this machine's CPU or first GPU, kept in the cache folder; `again` measures what is there anew. On a
     CPU, `beside` other processes are at work meanwhile, as other ranks will be. Raises SoapstoneError where the device
     is absent, for devices of another kind, and for ops that cannot run alone."""
@@ -62,10 +62,10 @@ class MeasuredCosts:
         graph: OperatorGraph,
         questions: Iterable[Question],
         device_kind: str,
-        told: Callable[[float], None] = _unheard,
+        progress: Callable[[float], None] = _unheard,
     ) -> None:
         """Measure what is not known yet, many parts side by side. What is measured is kept, also where it is stopped
-        half-way. `told` hears the share that is done."""
+        half-way. `progress` hears the share that is done."""
         self.machine.check_kind(device_kind)
         missing = {key: q for q in questions if not self._remembers(key := _key(graph, q), _is_times)}
         done = 0
@@ -73,7 +73,7 @@ class MeasuredCosts:
             for wave in _waves(graph, missing):
 
                 def tell(share: float, done: int = done, now: int = len(wave)) -> None:
-                    told((done + share * now) / len(missing))
+                    progress((done + share * now) / len(missing))
 
                 self._keep(dict(zip(wave, self._measure(graph, [missing[key] for key in wave], tell))))
                 done += len(wave)

@@ -40,7 +40,7 @@ class Timed:
 
     @property
     def waits_for_host(self) -> bool:
-        """Whether the device is done as soon as it is told what to do."""
+        """Whether the device is done as soon as it is progress what to do."""
         return median(self.host_shares) > 0.9
 
     def sample(self, wait: Callable[[], None]) -> None:
@@ -72,14 +72,14 @@ def time_all(
     things: Sequence[Timed],
     pace: Pace,
     wait: Callable[[], None],
-    told: Callable[[float], None] = lambda _: None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> None:
-    """Fill the samples of all of them. `told` hears the share of the rounds that are done."""
+    """Fill the samples of all of them. `progress` hears the share of the rounds that are done."""
     with _undisturbed():
         for timed in things:
             timed.begin(pace, wait)
         for number in range(pace.rounds):
-            told(number / pace.rounds)
+            progress(number / pace.rounds)
             for timed in things:
                 if not timed.is_done(pace):
                     timed.sample(wait)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..place import Place, Tensors, call, combined, compute, kernel
+from ..place import Combined, Place, Tensors, call, combined, compute, kernel
 
 
 @combined("matmul", "mm", "bmm", "einsum", "sum", "mean", "embedding", "mse_loss", "l1_loss", "smooth_l1_loss",
           "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")  # fmt: skip
-class _Sum:
+class _Sum(Combined):
     """The partial is the result, up to a sum."""
 
     finish_reads = False
@@ -26,8 +26,9 @@ class _Sum:
 
 
 @combined("linear")
-class _Linear:
+class _Linear(Combined):
     finish_reads = True
+    runs_alone = True
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
@@ -43,7 +44,7 @@ class _Linear:
 
 
 @combined("addmm", "baddbmm")
-class _AddProduct:
+class _AddProduct(Combined):
     finish_reads = True
 
     @staticmethod

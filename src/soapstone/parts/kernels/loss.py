@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ...rules.loss import MEAN, NONE
-from ..place import Place, Tensors, combined, kernel
+from ..place import Combined, Place, Tensors, combined, kernel
 
 
 @kernel("mean")
@@ -57,7 +57,7 @@ def _each(place: Place, inputs: Tensors) -> torch.Tensor:
 
 
 @combined("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
-class _CrossEntropy:
+class _CrossEntropy(Combined):
     """(sum, weight) over the samples of a part; the finish divides."""
 
     finish_reads = False
@@ -84,11 +84,12 @@ class _CrossEntropy:
 
 
 @combined("class_loss")
-class _ClassLoss:
+class _ClassLoss(Combined):
     """Cross entropy of each sample from parts of the classes: each part has the largest score, the sum of exponentials
     below it, the target's score and weight and, for label smoothing, the sums of weighted scores and of weights."""
 
     finish_reads = False
+    runs_alone = True
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
@@ -128,8 +129,9 @@ class _ClassLoss:
 
 
 @combined("class_mean")
-class _ClassMean:
+class _ClassMean(Combined):
     finish_reads = False
+    runs_alone = True
     weighs = True
 
     @staticmethod
