@@ -27,12 +27,13 @@ class Costs(ABC):
     """How long parts of ops and updates take. Derive from it to bring costs of your own."""
 
     by_signature = False  # times follow from what an op computes: ask for one of the ops that are alike
+    prepares = False  # many questions are better answered at once than one by one: `prepare` hears them first
 
-    def prepare(  # noqa: B027  (most have nothing to prepare)
+    def prepare(
         self, graph: OperatorGraph, questions: Sequence[Question], device_kind: str, progress: Callable[[float], None]
     ) -> None:
-        """Hears all questions that come, for costs that answer many better at once than one by one; `progress` hears
-        the share that it is ready for."""
+        """Hears all questions that come; `progress` hears the share that it is ready for."""
+        raise NotImplementedError
 
     @abstractmethod
     def times(

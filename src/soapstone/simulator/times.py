@@ -58,18 +58,13 @@ class KnownTimes:
                 self.native.set(self.asks_for[index], degrees, kind, times)
 
     def fill_all(self, wanted: Iterable[Wanted], progress: Callable[[float], None] = lambda _: None) -> None:
-        """The same for many. Costs first hear all that they will be asked."""
+        """The same for many. Costs that prepare first hear all that they will be asked."""
         wanted = list(wanted)
-        prepared: list[float] = []
-
-        def prepare(share: float) -> None:
-            prepared.append(share)
-            progress(share)
-
-        for kind, questions in self._unknown(wanted).items():
-            self.costs.prepare(self.graph, questions, self.names[kind], prepare)
+        if self.costs.prepares:
+            for kind, questions in self._unknown(wanted).items():
+                self.costs.prepare(self.graph, questions, self.names[kind], progress)
         for number, (index, degrees, devices) in enumerate(wanted):
-            if not prepared and number % 32 == 0:  # else all is answered at once
+            if not self.costs.prepares and number % 32 == 0:
                 progress(number / len(wanted))
             self.fill(index, degrees, devices)
 

@@ -28,6 +28,7 @@ class MeasuredCosts(Costs):
     is absent, for devices of another kind, and for ops that cannot run alone."""
 
     by_signature = True
+    prepares = True
 
     def __init__(
         self,
