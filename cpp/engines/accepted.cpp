@@ -36,8 +36,8 @@ void Accepted::progress_at(int32_t position, std::vector<Progress>& progress) co
 
 std::vector<std::pair<int32_t, int32_t>> Accepted::widen_reach(int32_t end) {
   std::vector<std::pair<int32_t, int32_t>> before;
-  for (const auto& [begin, count] : graph_.changes().rewired)
-    for (int32_t slot = begin; slot < begin + count; ++slot)
+  for (const auto& run : graph_.changes().rewired)
+    for (const int32_t slot : run.slots())
       if (position_[slot] >= 0 && position_[slot] < end)
         before.emplace_back(position_[slot], std::exchange(reach_[position_[slot]], forever));
   return before;
@@ -54,8 +54,8 @@ void Accepted::resize(size_t num_slots) {
 }
 
 void Accepted::commit(int32_t cut, Stretch& played, const std::vector<Served>& served) {
-  for (const auto& [begin, count] : graph_.changes().gone)
-    for (int32_t slot = begin; slot < begin + count; ++slot) position_[slot] = -1;
+  for (const auto& run : graph_.changes().gone)
+    for (const int32_t slot : run.slots()) position_[slot] = -1;
   order_.resize(cut);
   order_.insert(order_.end(), played.order.begin(), played.order.end());
   latest_.resize(order_.size());

@@ -50,10 +50,10 @@ int64_t Delta::first_touch() const {
   const auto back = std::find_if(order.begin(), order.end(),
                                  [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) != forward_phase; });
   int64_t first = back == order.end() ? INT64_MAX : accepted_.ready(*back);
-  for (const auto& [begin, count] : graph_.changes().gone)
-    for (int32_t slot = begin; slot < begin + count; ++slot) first = std::min(first, accepted_.ready(slot));
-  for (const auto& [begin, count] : graph_.changes().fresh)
-    for (int32_t slot = begin; slot < begin + count; ++slot)
+  for (const auto& run : graph_.changes().gone)
+    for (const int32_t slot : run.slots()) first = std::min(first, accepted_.ready(slot));
+  for (const auto& run : graph_.changes().fresh)
+    for (const int32_t slot : run.slots())
       if (graph_.pool.waiting[slot] == 0) return 0;
   for (const int32_t tensor : graph_.changes().tensors) {
     const int32_t op = graph_.graph.tensors[tensor].producer;
@@ -113,7 +113,7 @@ void Delta::set_open(int32_t slot) {
 // Which tasks have other successors than in what was adopted.
 void Delta::mark_edited() {
   const auto edit = [&](const SlotRun& run) {
-    for (int32_t slot = run.begin; slot < run.begin + run.count; ++slot) edited_[slot] = run_;
+    for (const int32_t slot : run.slots()) edited_[slot] = run_;
   };
   for (const auto& run : graph_.changes().gone) edit(run);
   for (const auto& run : graph_.changes().fresh) edit(run);
@@ -140,16 +140,16 @@ void Delta::collect_added() {
 // unchanged op lost is one that follows from others, so losing it moves nothing.
 void Delta::open_fresh() {
   std::vector<int32_t> touched;
-  for (const auto& [begin, count] : graph_.changes().gone)
-    for (int32_t slot = begin; slot < begin + count; ++slot) {
+  for (const auto& run : graph_.changes().gone)
+    for (const int32_t slot : run.slots()) {
       const Task& task = graph_.pool.tasks[slot];
       touched.insert(touched.end(), task.next, task.next + task.num_next);
       swept(slot).served = true;  // never again
     }
   for (const auto& edge : added_) touched.push_back(edge.to);
   if (graph_.exit() >= 0) touched.push_back(graph_.loss());  // it waits for copies until somebody reads them
-  for (const auto& [begin, count] : graph_.changes().fresh)
-    for (int32_t slot = begin; slot < begin + count; ++slot) {
+  for (const auto& run : graph_.changes().fresh)
+    for (const int32_t slot : run.slots()) {
       set_open(slot);
       touched.push_back(slot);
     }

@@ -57,8 +57,8 @@ void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
     for (const int32_t group : graph_.changes().groups)
       for (const int32_t op : graph_.groups[group].ops) see_op(op);
   look.num_fresh = 0;
-  for (const auto& [begin, count] : graph_.changes().fresh)
-    for (int32_t slot = begin; slot < begin + count; ++slot)
+  for (const auto& run : graph_.changes().fresh)
+    for (const int32_t slot : run.slots())
       look.num_fresh += both || (phase_of(graph_.pool.tasks[slot].key) == forward_phase) == forward;
 }
 
@@ -92,8 +92,8 @@ bool Rejoin::tasks_rejoin(const Stretch& stretch, const Look& look, const Moment
     if (!agrees && !is_sum(slot)) return false;
   }
   size_t num_gone = 0;
-  for (const auto& [begin, count] : graph_.changes().gone)
-    for (int32_t slot = begin; slot < begin + count; ++slot) {
+  for (const auto& run : graph_.changes().gone)
+    for (const int32_t slot : run.slots()) {
       if (accepted_.position(slot) < stretch.begin || accepted_.position(slot) >= stretch.end) continue;
       ++num_gone;
       if (graph_.is_update(slot) || (accepted_.end(slot) > was_time && !is_sum(slot))) return false;

@@ -34,7 +34,7 @@ int64_t Simulator::begin(const std::vector<Configuration>& strategy) {
 
 void Simulator::check(const Changes& changes) const {
   if (!begun_) throw std::invalid_argument("the simulator has no strategy yet");
-  if (open_) throw std::invalid_argument("accept or reject the last proposal first");
+  if (is_open()) throw std::invalid_argument("accept or reject the last proposal first");
   std::set<int32_t> seen;
   for (const auto& [op, configuration] : changes) {
     if (op < 0 || static_cast<size_t>(op) >= graph.ops.size()) throw std::invalid_argument("there is no such op");
@@ -65,13 +65,11 @@ std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit,
     proposal_.reset();
     throw;
   }
-  open_ = true;
-  if (!possible) ++num_unplayed_;
   if (possible) {
     book(in_links, [&] { proposal_->link(); });
     if (book(in_play, [&] { return engine_.play(method, limit, bounds_); })) return engine_.makespan();
-    ++num_cut_short_;
   }
+  ++(possible ? num_cut_short_ : num_unplayed_);
   reject();
   return std::nullopt;
 }
@@ -114,16 +112,13 @@ bool Simulator::changes_nothing(const Changes& changes) const {
 
 std::optional<int64_t> Simulator::propose_nothing(int64_t limit, int64_t most_overflow) {
   if (makespan_ > limit || (most_overflow != INT64_MAX && overflow() > most_overflow)) return std::nullopt;
-  open_ = nothing_ = true;
+  nothing_ = true;
   return makespan_;
 }
 
 void Simulator::accept() {
-  if (!open_) throw std::invalid_argument("there is no proposal to accept");
-  if (std::exchange(nothing_, false)) {
-    open_ = false;
-    return;
-  }
+  if (!is_open()) throw std::invalid_argument("there is no proposal to accept");
+  if (std::exchange(nothing_, false)) return;
   book(in_accept, [&] {
     engine_.commit();
     proposal_->commit();
@@ -132,12 +127,10 @@ void Simulator::accept() {
   changed_since_.insert(changed_since_.end(), graph.changes().ops.begin(), graph.changes().ops.end());
   num_since_ = 0;
   makespan_ = engine_.makespan();
-  open_ = false;
 }
 
 void Simulator::reject() {
-  if (!open_) throw std::invalid_argument("there is no proposal to reject");
-  open_ = false;
+  if (!is_open()) throw std::invalid_argument("there is no proposal to reject");
   if (std::exchange(nothing_, false)) return;
   book(in_undo, [&] {
     proposal_.reset();

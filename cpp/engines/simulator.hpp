@@ -31,7 +31,7 @@ class Simulator {
   // How far what is proposed, or else accepted, is above the memory limit: MiB squared, all devices together, so that
   // many that are a little above count less than one that is far. 0 where it fits.
   int64_t overflow();
-  bool is_open() const { return open_; }
+  bool is_open() const { return proposal_ || nothing_; }
   int64_t makespan() const { return makespan_; }  // of what was accepted
   const Engine& engine() const { return engine_; }
   int64_t bound() const { return bounds_.bound(); }  // of the last whose bounds were asked for, from below
@@ -63,7 +63,7 @@ class Simulator {
   int32_t num_since_ = 0;               // proposals since the last that was accepted
   std::vector<int32_t> changed_since_;  // ops, since followers were found
   int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
-  bool begun_ = false, open_ = false, nothing_ = false;  // nothing: what is open changes nothing
+  bool begun_ = false, nothing_ = false;  // nothing: what is open changes nothing
   std::array<double, num_stages> seconds_{};
 };
 

@@ -9,8 +9,8 @@ namespace {
 
 template <typename Visit>
 void each_slot(const std::vector<SlotRun>& runs, Visit visit) {
-  for (const auto& [begin, count] : runs)
-    for (int32_t slot = begin; slot < begin + count; ++slot) visit(slot);
+  for (const auto& run : runs)
+    for (const int32_t slot : run.slots()) visit(slot);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ranges>
 #include <span>
 #include <utility>
 #include <vector>
@@ -14,7 +15,9 @@ namespace soapstone {
 using Changes = std::vector<std::pair<int32_t, Configuration>>;  // by op
 
 struct SlotRun {
-  int32_t begin, count;
+  int32_t first, count;
+
+  auto slots() const { return std::views::iota(first, first + count); }
 };
 
 struct ChangeSet {

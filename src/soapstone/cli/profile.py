@@ -79,8 +79,8 @@ def profile(
 def measure_space(case: Case) -> None:
     """Have costs that are measured ready for a search."""
     if case.is_measured:
-        with measuring(f"Measuring the parts of {case.model}") as told:
-            Problem(case.graph, case.topology, progress=told, **case.training)
+        with measuring(f"Measuring the parts of {case.model}") as progress:
+            Problem(case.graph, case.topology, progress=progress, **case.training)
 
 
 Row = tuple[Op, int, OpTimes, OpTimes | None]  # how many such ops there are, measured and analytic times

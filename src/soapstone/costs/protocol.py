@@ -27,13 +27,6 @@ class Costs(ABC):
     """How long parts of ops and updates take. Derive from it to bring costs of your own."""
 
     by_signature = False  # times follow from what an op computes: ask for one of the ops that are alike
-    prepares = False  # many questions are better answered at once than one by one: `prepare` hears them first
-
-    def prepare(
-        self, graph: OperatorGraph, questions: Sequence[Question], device_kind: str, progress: Callable[[float], None]
-    ) -> None:
-        """Hears all questions that come; `progress` hears the share that it is ready for."""
-        raise NotImplementedError
 
     @abstractmethod
     def times(
@@ -44,3 +37,13 @@ class Costs(ABC):
     @abstractmethod
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
         """The optimizer's step: nanoseconds once, and for each element of a parameter."""
+
+
+class PreparedCosts(Costs):
+    """Costs that answer many questions better at once than one by one."""
+
+    @abstractmethod
+    def prepare(
+        self, graph: OperatorGraph, questions: Sequence[Question], device_kind: str, progress: Callable[[float], None]
+    ) -> None:
+        """Hears all questions before they are asked; `progress` hears the share that it is ready for."""

@@ -12,7 +12,7 @@ from . import kernels
 from .allocator import freed_memory_kept, keep_freed_memory
 from .frames import Box, hull, lengths, local_shape, projected, reframe, whole
 from .lookups import Range, ranges
-from .place import COMBINED, Draws, Place, Tensors, compute
+from .place import COMBINED, CombinedOrAlone, Draws, Place, Tensors, compute
 from .recording import Function, Recording, record
 
 __all__ = [
@@ -67,7 +67,7 @@ class Part:
     def run(self, inputs: Sequence[torch.Tensor], draws: Draws | None = None) -> list[torch.Tensor]:
         combine = self.op.combine
         combined = COMBINED.get(self.op.steps[self.op.head].kind)
-        alone = combined.alone if combined is not None and combined.runs_alone else None
+        alone = combined.alone if combined is not None and issubclass(combined, CombinedOrAlone) else None
         if combine is not None and alone is None:  # this part's share is all there is
             share = self.partial(inputs, draws)
             return self.finish(share[None] if combine.mode == "gather" else share, draws)

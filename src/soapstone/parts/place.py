@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -75,26 +76,31 @@ class Place:
 Kernel = Callable[[Place, Tensors], Any]
 
 
-class Combined:
+class Combined(ABC):
     """A partial, and what is left to do once it is whole."""
 
     finish_reads: ClassVar[bool] = False  # `finish` differentiates by the inputs, too
     # The partial is a sum and its weight, the weight takes every input but `self`, and `finish` is linear in the sum.
     weighs: ClassVar[bool] = False
-    runs_alone: ClassVar[bool] = False  # it has `alone`
 
     @staticmethod
+    @abstractmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
-        raise NotImplementedError
+        """A part's share."""
 
     @staticmethod
+    @abstractmethod
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """A part's output, once all shares are combined."""
+
+
+class CombinedOrAlone(Combined):
+    """Where a part has nothing to combine with, torch does both in one call."""
 
     @staticmethod
+    @abstractmethod
     def alone(place: Place, inputs: Tensors) -> torch.Tensor:
-        """Both at once, as torch does it in one call, for a part that has nothing to combine with."""
-        raise NotImplementedError
+        """A part's output, without a combine."""
 
 
 KERNELS: dict[str, Kernel] = {}

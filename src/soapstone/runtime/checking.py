@@ -50,17 +50,6 @@ class Trained:
     state: dict[str, torch.Tensor]
 
 
-def check(
-    work: Workload, graph: OperatorGraph, strategy: Strategy, *, transport: Transport, place: torch.device, seed: int,
-    **running: Any,
-) -> str:  # fmt: skip
-    """Train a few steps on the workload's own batch, under the strategy and on one device; `running` goes to
-    `parallelize`. Returns what was found, in a sentence. Every rank calls it; raises RankError on all of them where
-    rounding does not explain a difference, and names the first op that differs."""
-    with _without_tf32():
-        return _check(work, graph, strategy, transport, place, seed, running)
-
-
 @contextmanager
 def _without_tf32() -> Iterator[None]:
     """cuDNN's own rounds to three digits, which depend on how a convolution is split."""
@@ -72,10 +61,14 @@ def _without_tf32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _check(
-    work: Workload, graph: OperatorGraph, strategy: Strategy, transport: Transport, place: torch.device, seed: int,
-    running: dict[str, Any],
+@_without_tf32()
+def check(
+    work: Workload, graph: OperatorGraph, strategy: Strategy, *, transport: Transport, place: torch.device, seed: int,
+    **running: Any,
 ) -> str:  # fmt: skip
+    """Train a few steps on the workload's own batch, under the strategy and on one device; `running` goes to
+    `parallelize`. Returns what was found, in a sentence. Every rank calls it; raises RankError on all of them where
+    rounding does not explain a difference, and names the first op that differs."""
     ranks = _Ranks(transport, place, seed, running | {"optimizer": "sgd"})
     errors = ranks.errors(work, graph, strategy)
     allowed = _allowed(work, graph, errors, transport)

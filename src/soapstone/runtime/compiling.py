@@ -33,8 +33,8 @@ class Compiler:
         self._untried.add((number, "forward"))
 
     def attempt(self, number: int, direction: str, recording: Recording, act: Callable[[], T]) -> T:
-        """Do something with such a segment; where its first time fails, do it again without. A backward is untried once
-        its forward has run. Errors of other ranks, or for want of memory, are not the segment's."""
+        """Do something with such a segment; where its first time fails, do it again as before. A backward is untried
+        once its forward has run. Errors of other ranks, or for want of memory, are not the segment's."""
         if (number, direction) not in self._untried:
             return act()
         self._untried.discard((number, direction))

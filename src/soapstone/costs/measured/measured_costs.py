@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...errors import SoapstoneError
 from ...graph import OperatorGraph
-from ..protocol import Costs, OpTimes, Question
+from ..protocol import OpTimes, PreparedCosts, Question
 from .machine import this_machine
 from .neighbours import neighbours
 from .rounds import Pace, time_all
@@ -22,13 +22,12 @@ def _unheard(_: float) -> None:
     pass
 
 
-class MeasuredCosts(Costs):
+class MeasuredCosts(PreparedCosts):
     """Times of this machine's CPU or first GPU, kept in the cache folder; `again` measures what is there anew. On a
     CPU, `beside` other processes are at work meanwhile, as other ranks will be. Raises SoapstoneError where the device
     is absent, for devices of another kind, and for ops that cannot run alone."""
 
     by_signature = True
-    prepares = True
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class Timed:
 
     @property
     def waits_for_host(self) -> bool:
-        """Whether the device is done as soon as it is progress what to do."""
+        """Whether the device is done as soon as the host has launched its work."""
         return median(self.host_shares) > 0.9
 
     def sample(self, wait: Callable[[], None]) -> None:

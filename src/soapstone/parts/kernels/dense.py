@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..place import Combined, Place, Tensors, call, combined, compute, kernel
+from ..place import Combined, CombinedOrAlone, Place, Tensors, call, combined, compute, kernel
 
 
 @combined("matmul", "mm", "bmm", "einsum", "sum", "mean", "embedding", "mse_loss", "l1_loss", "smooth_l1_loss",
           "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")  # fmt: skip
 class _Sum(Combined):
     """The partial is the result, up to a sum."""
-
-    finish_reads = False
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
@@ -26,9 +24,8 @@ class _Sum(Combined):
 
 
 @combined("linear")
-class _Linear(Combined):
+class _Linear(CombinedOrAlone):
     finish_reads = True
-    runs_alone = True
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ...rules.loss import MEAN, NONE
-from ..place import Combined, Place, Tensors, combined, kernel
+from ..place import Combined, CombinedOrAlone, Place, Tensors, combined, kernel
 
 
 @kernel("mean")
@@ -60,8 +60,6 @@ def _each(place: Place, inputs: Tensors) -> torch.Tensor:
 class _CrossEntropy(Combined):
     """(sum, weight) over the samples of a part; the finish divides."""
 
-    finish_reads = False
-
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
         scores, target, weight = inputs["self"], inputs["target"], inputs.get("weight")
@@ -84,12 +82,9 @@ class _CrossEntropy(Combined):
 
 
 @combined("class_loss")
-class _ClassLoss(Combined):
+class _ClassLoss(CombinedOrAlone):
     """Cross entropy of each sample from parts of the classes: each part has the largest score, the sum of exponentials
     below it, the target's score and weight and, for label smoothing, the sums of weighted scores and of weights."""
-
-    finish_reads = False
-    runs_alone = True
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
@@ -129,9 +124,7 @@ class _ClassLoss(Combined):
 
 
 @combined("class_mean")
-class _ClassMean(Combined):
-    finish_reads = False
-    runs_alone = True
+class _ClassMean(CombinedOrAlone):
     weighs = True
 
     @staticmethod

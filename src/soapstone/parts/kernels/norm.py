@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..place import Combined, Place, Tensors, combined, kernel
+from ..place import CombinedOrAlone, Place, Tensors, combined, kernel
 
 
 @kernel("native_dropout")
@@ -47,12 +47,11 @@ def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
 
 
 @combined("_native_batch_norm_legit_functional")
-class _BatchNorm(Combined):
+class _BatchNorm(CombinedOrAlone):
     """(count, mean, M2) of each part, merged by Chan's formula: sums of squares would lose digits. All in float32 at
     least, as torch has them: narrower types do not even count the samples."""
 
     finish_reads = True
-    runs_alone = True
 
     @staticmethod
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:

@@ -20,7 +20,7 @@ class GlooTransport:
     """Raises RankError where torch.distributed is not initialised, or a peer is gone."""
 
     def __init__(self, place: torch.device | None = None) -> None:
-        self.groups = shared_groups("gloo")
+        self.groups = shared_groups()
         self.rank, self.size = self.groups.rank, self.groups.size
         self.place = torch.device("cpu") if place is None else place
         self._staged = self.place.type == "cuda"

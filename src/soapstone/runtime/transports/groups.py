@@ -65,18 +65,15 @@ class Groups:
         return self._groups[ranks]()
 
 
-_kept: dict[str, tuple[Any, Groups]] = {}
+_shared: list[tuple[Any, Groups]] = []  # one at most, with the world that they are of
 
 
-def shared_groups(kind: str) -> Groups:
-    """The groups of torch.distributed's present world, one for all models that use this kind of transport: groups stay
-    few however many models there are."""
+def shared_groups() -> Groups:
+    """The same for all models of torch.distributed's present world, so that groups stay few."""
     check_initialised()
-    world, groups = _kept.get(kind, (lambda: None, None))
-    if groups is None or world() is not dist.group.WORLD:
-        groups = Groups()
-        _kept[kind] = (ref(dist.group.WORLD), groups)
-    return groups
+    if not _shared or _shared[0][0]() is not dist.group.WORLD:
+        _shared[:] = [(ref(dist.group.WORLD), Groups())]
+    return _shared[0][1]
 
 
 def gathered_objects(value: Any, group: Any = None) -> list[Any]:
