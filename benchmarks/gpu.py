@@ -121,18 +121,26 @@ class Row:
     predicted: float
 
 
+def start_anew() -> None:
+    """Forget what was compiled: torch.compile would take the next model that runs the same code for the same one with
+    dynamic shapes. And free what other rows took."""
+    torch.compiler.reset()
+    torch.cuda.empty_cache()
+
+
 def alone_row(name: str, rounds: int, compiled: bool = False, graphed: bool = False) -> Row:
+    start_anew()
     case, place = CASES[name], torch.device("cuda", 0)
     graph = load_graph(case.request())
     step, predicted = our_step(made(case, place), graph, alone(), compile=compiled, cuda_graphs=graphed)
     for _ in range(3):
         step()
     ours, plain = interleaved(rounds, step, plain_step(case, made(case, place), compiled))
-    torch.cuda.empty_cache()
     return Row(name, statistics.median(ours), ratio_of(ours, plain), predicted)
 
 
 def ddp_row(name: str, compiled: bool, transport: Transport, place: torch.device, rounds: int) -> Row:
+    start_anew()
     case = CASES[name]
     graph = load_graph(case.request("local"))
     step, predicted = our_step(made(case, place), graph, transport, compile=compiled)
@@ -144,7 +152,6 @@ def ddp_row(name: str, compiled: bool, transport: Transport, place: torch.device
 
     own = interleaved(rounds, step, ddp_step(case, made(case, place), compiled), before=meet)
     ours, ddp = [[max(times) for times in zip(*of_rank)] for of_rank in zip(*transport.exchange(own))]
-    torch.cuda.empty_cache()
     return Row(name, statistics.median(ours), ratio_of(ours, ddp), predicted)
 
 

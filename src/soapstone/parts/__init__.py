@@ -10,7 +10,7 @@ import torch
 from ..graph import Op, OperatorGraph
 from . import kernels
 from .allocator import freed_memory_kept, keep_freed_memory
-from .frames import Box, hull, lengths, local_shape, projected, reframe, whole
+from .frames import Box, common, hull, lengths, local_shape, projected, reframe, whole
 from .lookups import Range, ranges
 from .place import COMBINED, CombinedOrAlone, Draws, Place, Tensors, compute
 from .recording import Function, Recording, record
@@ -23,6 +23,7 @@ __all__ = [
     "Place",
     "Range",
     "Recording",
+    "common",
     "freed_memory_kept",
     "hull",
     "keep_freed_memory",

@@ -26,6 +26,11 @@ def hull(boxes: Sequence[Box]) -> Box:
     return [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
 
 
+def common(one: Box, other: Box) -> int:
+    """How many elements two boxes have in common."""
+    return prod(lengths([(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other)]))
+
+
 def projected(box: Box, dims: Factoring, onto: Factoring) -> Box | None:
     """The smallest box over other dims that holds this one; None where it is empty."""
     found = _core.project(list(box), [list(axis) for axis in dims], [list(axis) for axis in onto])

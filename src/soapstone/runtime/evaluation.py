@@ -11,7 +11,7 @@ from .. import _core
 from ..baselines import data_parallel
 from ..errors import RankError, SoapstoneError
 from ..graph import OperatorGraph
-from ..parts import lengths, reframe
+from ..parts import common, lengths, reframe
 from ..simulator import simulate
 from ..strategy import Strategy
 from ..tracing import Workload, capture_output
@@ -56,13 +56,14 @@ class Evaluation:
         open_connections(plan, training.ranks, transport)
 
     def _share_shards(self) -> None:
-        trained = {shard.name: shard for shard in self._training.store.shards.values()}
+        store = self._training.store
+        trained = {shard.name: number for number, shard in store.shards.items()}
         self._missing = []
         self._shared: dict[int, Shard] = {}
         for number, shard in self._store.shards.items():
-            other = trained.get(shard.name)
-            if other is not None and (list(other.box), other.dims) == (list(shard.box), shard.dims):
-                self._shared[number] = other
+            other = trained.get(shard.name, -1)
+            if other >= 0 and _covers(store, other, self._store, number):
+                self._shared[number] = store.shards[other]
             else:
                 self._missing.append(shard)
                 shard.tensor = shard.tensor.detach()
@@ -79,6 +80,15 @@ class Evaluation:
             self._store.shards[number].tensor = shard.tensor.detach()
         found = executor.evaluate(self._check.cut(inputs, executor.place))
         return gathered(executor, graph.loss, found).to(executor.place)
+
+
+def _covers(trained: Store, own: int, evaluated: Store, number: int) -> bool:
+    """Whether two stores lay out a shard alike, and training keeps all of it up to date that evaluation reads."""
+    shard, other = evaluated.shards[number], trained.shards[own]
+    if (list(other.box), other.dims) != (list(shard.box), shard.dims):
+        return False
+    boxes = trained.read_boxes(own)
+    return all(sum(common(read, box) for box in boxes) == common(read, read) for read in evaluated.read_boxes(number))
 
 
 def gathered(executor: Executor, tensor: int, found: Mapping[Key, torch.Tensor]) -> torch.Tensor:

@@ -86,10 +86,14 @@ class Store:
             if name in self.graph.counters:
                 self.counters[name] = full.detach().clone()
             i = known.get(name, -1)
-            boxes = [box for holders, boxes in self.pieces.get(i, ()) if device in holders for box in boxes]
+            boxes = self.read_boxes(i)
             if boxes:
                 found[i] = Shard(self.graph.tensors[i], self.graph.native.factoring(i), hull(boxes), full.to(place))
         self.shards = dict(sorted(found.items()))
+
+    def read_boxes(self, i: int) -> list[Box]:
+        """What this rank's parts read of a tensor: disjoint boxes. Elsewhere in its shard values are never updated."""
+        return [box for holders, boxes in self.pieces.get(i, ()) if self.device in holders for box in boxes]
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for shard in self.shards.values():
