@@ -11,7 +11,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +123,7 @@ class Row:
     predicted: float
 
 
-def start_anew() -> None:
-    """Forget what was compiled: torch.compile would take the next model that runs the same code for the same one with
-    dynamic shapes. And free what other rows took."""
-    torch.compiler.reset()
-    torch.cuda.empty_cache()
-
-
 def alone_row(name: str, rounds: int, compiled: bool = False, graphed: bool = False) -> Row:
-    start_anew()
     case, place = CASES[name], torch.device("cuda", 0)
     graph = load_graph(case.request())
     step, predicted = our_step(made(case, place), graph, alone(), compile=compiled, cuda_graphs=graphed)
@@ -140,7 +134,8 @@ def alone_row(name: str, rounds: int, compiled: bool = False, graphed: bool = Fa
 
 
 def ddp_row(name: str, compiled: bool, transport: Transport, place: torch.device, rounds: int) -> Row:
-    start_anew()
+    torch.compiler.reset()  # or the next model that runs the same code would be compiled for dynamic shapes
+    torch.cuda.empty_cache()
     case = CASES[name]
     graph = load_graph(case.request("local"))
     step, predicted = our_step(made(case, place), graph, transport, compile=compiled)
@@ -183,6 +178,12 @@ def on_each_rank(names: Sequence[str], rounds: int) -> None:
                 show(title, f"DistributedDataParallel{suffix}", rows, transport.size)
 
 
+def in_a_process(act: Callable[..., Row], *given: Any, **options: Any) -> Row:
+    """As a user would run it: beside what other models compiled and left behind, the host takes longer for both."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(act, *given, **options).result()
+
+
 ALONE: list[tuple[str, str, str, dict[str, bool]]] = [
     ("a", "One rank", "eager PyTorch", {}),
     ("g", "One rank, segments as CUDA graphs", "eager PyTorch", {"graphed": True}),
@@ -192,12 +193,14 @@ ALONE: list[tuple[str, str, str, dict[str, bool]]] = [
 
 def main(names: Sequence[str] = (), rounds: int = ROUNDS) -> None:
     """All models, or those whose names begin so."""
+    if not torch.cuda.is_available():
+        sys.exit("these steps need an NVIDIA GPU, and torch finds none here; leave --gpu out to run them on the CPU")
     chosen = [name for name in CASES if not names or any(name.lower().startswith(n.lower()) for n in names)]
     for kind, title, against, options in ALONE:
         rows = []
         for name in chosen:
             if kind in CASES[name].compared:
-                rows.append(alone_row(name, rounds, **options))
+                rows.append(in_a_process(alone_row, name, rounds, **options))
                 print(f"  {name}: {rows[-1].ratio}", file=sys.stderr, flush=True)
         show(f"{title}, {torch.cuda.get_device_name()}, SGD", against, rows)
     command = [sys.executable, "-m", "benchmarks.gpu", json.dumps([list(chosen), rounds])]
