@@ -39,9 +39,11 @@ void bind_engines(nb::module_& m) {
       .def(
           "__init__",
           [](Simulator* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
-             const soapstone::Times& times) { new (self) Simulator(graph, machine, times); },
-          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-          nb::keep_alive<1, 4>())
+             const soapstone::Times& times, bool loss_may_separate) {
+            new (self) Simulator(graph, machine, times, {}, {.loss_may_separate = loss_may_separate});
+          },
+          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::kw_only(), nb::arg("loss_may_separate") = true,
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def(
           "begin",
           [](Simulator& self, const std::vector<ConfigurationPair>& strategy) {

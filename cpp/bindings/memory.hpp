@@ -8,7 +8,7 @@ inline auto memory_of(soapstone::TaskGraph& graph) {
   auto copy = [](const std::vector<int64_t>& column) { return to_array(std::vector<int64_t>(column)); };
   const auto& memory = graph.totals.memory;
   return std::tuple(copy(memory.parameters), copy(memory.gradients), copy(memory.saved), copy(memory.made),
-                    copy(memory.buckets), copy(graph.transient()));
+                    copy(memory.buckets), copy(graph.ops.most_working()));
 }
 
 inline constexpr const char* bound_doc =

@@ -35,8 +35,8 @@ int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
 // Likewise for forward.
 int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
   const auto& [least, sum, combines, finishes, has_copies] = least_times_.op(op);
-  const bool ends = op == graph.exit();
-  int64_t tail = graph.meets_at_loss() && !ends ? after_loss_ : graph.graph.ops[op].backward ? head_backward_[op] : 0;
+  const bool ends = op == graph.loss.op();
+  int64_t tail = graph.loss.separates() && !ends ? after_loss_ : graph.graph.ops[op].backward ? head_backward_[op] : 0;
   for (const auto& [reader, weight] : least_times_.forward(op)) {
     if (finishes && has_copies) break;  // some copy may have no reader
     if (weight != uncounted) tail = std::max(tail, weight + head_forward_[reader]);
@@ -58,8 +58,8 @@ int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
 
 // The most that a resource serves in backward, with what at least comes after a link's last task.
 int64_t Bounds::least_after(const TaskGraph& graph, const Followers* followers, const Idle& idle, int64_t last) const {
-  const auto& exit = *graph.ops[graph.exit()].block;
-  int64_t most = head_backward_[graph.exit()] + (exit.finish_forward.empty() ? 0 : exit.least[role_finish_forward]);
+  const auto& exit = *graph.ops[graph.loss.op()].block;
+  int64_t most = head_backward_[graph.loss.op()] + (exit.finish_forward.empty() ? 0 : exit.least[role_finish_forward]);
   if (followers) most = std::max(most, messages_backward(graph, *followers));
   const int32_t num_devices = graph.machine.topology.num_devices();
   for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.after.size()); ++i)
@@ -112,7 +112,7 @@ int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& follo
 // From when the first of a changed op's inputs is there to the end of any of its forwards.
 int64_t Bounds::made(const TaskGraph& graph, int32_t op) const {
   int64_t arrival = 0;
-  for (const auto& [tensor, reader] : graph.reads(op))
+  for (const auto& [tensor, reader] : graph.reads[op])
     if (graph.is_routed(tensor) && !graph.is_changing(graph.graph.tensors[tensor].producer))
       arrival = std::max(arrival, graph.flows[tensor]->arrival_forward[reader]);
   return arrival + graph.ops[op].block->least[role_forward];
@@ -194,7 +194,7 @@ int64_t Bounds::go_forward(const TaskGraph& graph, const Followers* followers) {
   for (auto op = static_cast<int32_t>(graph.graph.ops.size()); op-- > 0;) {
     int64_t& head = head_forward_[op];
     head = forward(graph, op);
-    if (graph.meets_at_loss() && !has(before_, op)) {
+    if (graph.loss.separates() && !has(before_, op)) {
       int64_t& tail = tails_[graph.tail_of(op, role_forward)];
       tail = std::max(tail, followers->forward[op].after + after_loss_);
       head = std::max(head, followers->forward[op].from + after_loss_);
@@ -210,14 +210,14 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, c
   if (bound_ > limit) return false;
   int64_t update = INT64_MAX;
   for (int32_t device = 0; device < graph.machine.topology.num_devices(); ++device)
-    if (graph.has_update(device)) update = std::min(update, graph.update_time(device));
+    if (graph.updates.is_there(device)) update = std::min(update, graph.updates.time(device));
   if (update != INT64_MAX) tails_[graph.sync_tail()] = update;
 
   find_changed(graph, followers);
   const int64_t last = go_backward(graph, followers);
   int64_t through = 0;  // the loss, or any op
   after_loss_ = 0;
-  const bool meets = graph.meets_at_loss();
+  const bool meets = graph.loss.separates();
   if (meets) {
     after_loss_ = least_after(graph, followers, idle, std::min(last, update));
     through = after_loss_ + longest(graph.totals.before, idle.before);

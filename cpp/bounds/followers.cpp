@@ -57,7 +57,7 @@ Followers::Affected Followers::begin(const TaskGraph& graph, const std::vector<i
 // The work of an op's part on each device. What finishes one of several copies may be of no use to anyone, and is not
 // counted.
 void Followers::place(const TaskGraph& graph, int32_t op) {
-  const auto& [configuration, layout, block, next] = graph.ops[op];
+  const auto& [configuration, layout, block] = graph.ops[op];
   const size_t row = static_cast<size_t>(op) * num_devices_;
   std::fill_n(parts_on_.begin() + static_cast<ptrdiff_t>(row), num_devices_, 0);
   const bool finishes = !block->finish_forward.empty() && layout->copies == 1;

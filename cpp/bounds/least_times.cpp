@@ -21,7 +21,7 @@ void LeastTimes::begin(const TaskGraph& graph) {
         forward_.edges.push_back({reader, uncounted});
       tensors_[output.tensor] = {op, begin, static_cast<int32_t>(forward_.edges.size()), false};
     }
-    for (const auto& [tensor, reader] : graph.reads(op)) {
+    for (const auto& [tensor, reader] : graph.reads[op]) {
       places_[tensor][reader] = static_cast<int32_t>(backward_.edges.size());
       backward_.edges.push_back({graph.graph.tensors[tensor].producer, uncounted});
     }
@@ -46,20 +46,20 @@ void LeastTimes::update(TaskGraph& graph) {
   both(changed_, graph.changes().ops, [&](int32_t op) { update_op(graph, op); });
   both(rerouted_, graph.changes().tensors, [&](int32_t tensor) { update_tensor(graph, tensor); });
   both(regrouped_, graph.changes().groups, [&](int32_t group) {
-    for (const int32_t op : graph.groups[group].ops) update_sum(graph, op);
+    for (const int32_t op : graph.syncs.groups()[group].ops) update_sum(graph, op);
   });
   for (const int32_t tensor : graph.changes().unrouted()) forget_messages(graph, tensor);
 }
 
 void LeastTimes::update_op(const TaskGraph& graph, int32_t op) {
-  const auto& [configuration, layout, block, next] = graph.ops[op];
+  const auto& [configuration, layout, block] = graph.ops[op];
   const bool finishes = !block->finish_forward.empty();
   ops_[op] = {block->least, ops_[op].sum, layout->combines, finishes, layout->copies > 1};
 }
 
 void LeastTimes::update_sum(const TaskGraph& graph, int32_t op) {
   int64_t& sum = ops_[op].sum = uncounted;
-  for (const auto& [group, place] : graph.groups_of_op[op]) sum = std::max(sum, graph.syncs[group]->weights[place]);
+  for (const auto& [group, place] : graph.syncs.groups_of(op)) sum = std::max(sum, graph.syncs[group]->weights[place]);
 }
 
 void LeastTimes::update_tensor(const TaskGraph& graph, int32_t tensor) {

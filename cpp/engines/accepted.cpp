@@ -101,7 +101,7 @@ void Accepted::find_reaching() {
         open.push_back(from);
       else if (point.updates.empty())
         for (const int32_t update : std::span(task.next, task.num_next)) {
-          auto& [count, ready] = updates[graph_.device_of_update(update)];
+          auto& [count, ready] = updates[graph_.updates.device_of(update)];
           ++count;
           ready = std::max(ready, end_[order_[from]]);
         }
@@ -116,8 +116,8 @@ void Accepted::find_reaching() {
 
 void Accepted::find_loss() {
   loss_ = -1;
-  if (!graph_.meets_at_loss()) return;
-  const int32_t position = position_[graph_.loss()];
+  if (!graph_.loss.separates()) return;
+  const int32_t position = position_[graph_.loss.task()];
   const int64_t end = end_[order_[position]];
   const bool parts = static_cast<size_t>(position) + 1 < order_.size() && latest_[position] == end &&
                      ready_[order_[position + 1]] >= end;

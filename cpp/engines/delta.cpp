@@ -147,7 +147,7 @@ void Delta::open_fresh() {
       swept(slot).served = true;  // never again
     }
   for (const auto& edge : added_) touched.push_back(edge.to);
-  if (graph_.exit() >= 0) touched.push_back(graph_.loss());  // it waits for copies until somebody reads them
+  if (graph_.loss.op() >= 0) touched.push_back(graph_.loss.task());  // it waits for copies until somebody reads them
   for (const auto& run : graph_.changes().fresh)
     for (const int32_t slot : run.slots()) {
       set_open(slot);

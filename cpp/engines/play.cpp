@@ -58,9 +58,9 @@ void Play::add_checkpoint(Stretch& stretch, Checkpoint point) {
 }
 
 void Play::seed_all(Stretch& stretch) {
-  graph.each_slot([&](int32_t slot) {
-    if (graph.pool.waiting[slot] == 0) stretch.calendar.push(slot);
-  });
+  for (const auto& run : graph.slots())
+    for (const int32_t slot : run.slots())
+      if (graph.pool.waiting[slot] == 0) stretch.calendar.push(slot);
 }
 
 void Play::restore() {

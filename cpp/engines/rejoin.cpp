@@ -9,7 +9,7 @@ bool Rejoin::rejoins(Stretch& stretch, Look& look, const Ready& next, const Boun
   const size_t num_served = stretch.order.size();
   look.next = num_served + 1 + num_served / (2 * spacing_);
   const Moment now{accepted_.position(next.slot), next.ready, next.ready - accepted_.ready(next.slot)};
-  if (now.position < 0 || graph_.is_update(next.slot) || !shifted_lately(stretch, now)) return false;
+  if (now.position < 0 || graph_.updates.has(next.slot) || !shifted_lately(stretch, now)) return false;
   if (look.settled < 0) find_settled(stretch, look);
   if (now.position < look.settled) {
     look.next = std::max<size_t>(look.next, num_served + look.settled - now.position);
@@ -55,7 +55,7 @@ void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
   }
   if (!forward)
     for (const int32_t group : graph_.changes().groups)
-      for (const int32_t op : graph_.groups[group].ops) see_op(op);
+      for (const int32_t op : graph_.syncs.groups()[group].ops) see_op(op);
   look.num_fresh = 0;
   for (const auto& run : graph_.changes().fresh)
     for (const int32_t slot : run.slots())
@@ -85,7 +85,7 @@ bool Rejoin::tasks_rejoin(const Stretch& stretch, const Look& look, const Moment
       if (end > now.time && !is_sum(slot)) return false;
       continue;
     }
-    if (accepted_.position(slot) >= now.position || graph_.is_update(slot)) return false;
+    if (accepted_.position(slot) >= now.position || graph_.updates.has(slot)) return false;
     ++num_old;
     const int64_t was_end = accepted_.end(slot);
     const bool agrees = end == was_end + now.shift || (end <= now.time && was_end <= was_time);
@@ -96,7 +96,7 @@ bool Rejoin::tasks_rejoin(const Stretch& stretch, const Look& look, const Moment
     for (const int32_t slot : run.slots()) {
       if (accepted_.position(slot) < stretch.begin || accepted_.position(slot) >= stretch.end) continue;
       ++num_gone;
-      if (graph_.is_update(slot) || (accepted_.end(slot) > was_time && !is_sum(slot))) return false;
+      if (graph_.updates.has(slot) || (accepted_.end(slot) > was_time && !is_sum(slot))) return false;
     }
   return num_old + num_gone == static_cast<size_t>(now.position - stretch.begin) &&
          stretch.order.size() - num_old == look.num_fresh;
@@ -108,7 +108,7 @@ void Rejoin::commit() {
   int32_t first = end, num_open = 0;
   endings_.assign(num_devices, {});
   for (int32_t device = 0; device < num_devices; ++device) {
-    const int32_t slot = graph_.update_slot(device);
+    const int32_t slot = graph_.updates.slot_of(device);
     if (!accepted_.has(slot)) continue;
     ++num_open;
     first = std::min(first, accepted_.position(slot));
@@ -116,8 +116,8 @@ void Rejoin::commit() {
   for (int32_t i = end; num_open > 0 && i-- > 0;) {
     const Task& task = graph_.pool.tasks[accepted_.slot(i)];
     for (const int32_t next : std::span(task.next, task.num_next)) {
-      if (!graph_.is_update(next)) continue;
-      Ending& ending = endings_[graph_.device_of_update(next)];
+      if (!graph_.updates.has(next)) continue;
+      Ending& ending = endings_[graph_.updates.device_of(next)];
       if (ending.giver >= 0 || accepted_.end(accepted_.slot(i)) != accepted_.ready(next)) continue;
       ending.giver = i;
       --num_open;
@@ -127,12 +127,12 @@ void Rejoin::commit() {
   accepted_.progress_at(first, progress_);
   for (int32_t i = first; i < end; ++i) {
     const int32_t slot = accepted_.slot(i);
-    if (graph_.is_update(slot)) continue;
+    if (graph_.updates.has(slot)) continue;
     latest_other_ = std::max(latest_other_, accepted_.end(slot));
     graph_.pool.tasks[slot].each_hold([&](const Hold& hold) {
       auto& free = progress_[hold.resource].free;
       free = std::max(accepted_.ready(slot), free) + hold.duration;
-      if (hold.resource < num_devices && accepted_.position(graph_.update_slot(hold.resource)) < i)
+      if (hold.resource < num_devices && accepted_.position(graph_.updates.slot_of(hold.resource)) < i)
         endings_[hold.resource].is_last = false;
     });
   }
@@ -144,13 +144,13 @@ bool Rejoin::serve_updates(Stretch& stretch, Look& look, const Moment& now) {
   int64_t latest = stretch.latest;
   look.updates.clear();
   for (int32_t device = 0; device < static_cast<int32_t>(endings_.size()); ++device) {
-    if (!graph_.has_update(device)) continue;
+    if (!graph_.updates.is_there(device)) continue;
     const auto& [giver, free, is_last] = endings_[device];
     if (giver < now.position) return false;
-    const int32_t slot = graph_.update_slot(device);
+    const int32_t slot = graph_.updates.slot_of(device);
     const int64_t shifted = accepted_.ready(slot) + now.shift;
     const int64_t ready = std::max(graph_.pool.states[slot].ready, shifted);
-    if (ready == shifted && !graph_.changes_update(device)) {
+    if (ready == shifted && !graph_.updates.is_changing(device)) {
       latest = std::max(latest, accepted_.end(slot) + now.shift);
       continue;
     }
@@ -197,8 +197,8 @@ void Rejoin::append_rest(Stretch& stretch, Look& look) {
       stretch.order.push_back(update->slot);
       updated = true;
     }
-    const bool moves = graph_.is_update(slot) && std::any_of(look.updates.begin(), look.updates.end(),
-                                                             [&](const Ready& other) { return other.slot == slot; });
+    const bool moves = graph_.updates.has(slot) && std::any_of(look.updates.begin(), look.updates.end(),
+                                                               [&](const Ready& other) { return other.slot == slot; });
     updated |= moves;
     for (; point != checkpoints.end() && point->position == i; ++point)
       if (!updated && stretch.order.size() >= stretch.next_checkpoint)

@@ -163,7 +163,7 @@ bool Resume::give_from(Stretch& stretch, int32_t begin, int32_t end, int64_t cha
       const auto& state = graph_.pool.states[next];
       in_time = in_time && (state.waiting > 1 || std::max(state.ready, ended) >= change);
       if (!in_time) return;
-      if (!graph_.is_update(next)) stretch.given = std::max(stretch.given, ended);
+      if (!graph_.updates.has(next)) stretch.given = std::max(stretch.given, ended);
       play_.give(stretch, &next, 1, ended);
     }
   };
@@ -183,7 +183,7 @@ bool Resume::give_from(Stretch& stretch, int32_t begin, int32_t end, int64_t cha
 bool Resume::give_updates(Stretch& stretch, const std::vector<Sums>& updates, int32_t end, int64_t change) {
   for (int32_t device = 0; device < static_cast<int32_t>(updates.size()); ++device) {
     const auto [count, ready] = updates[device];
-    const int32_t slot = graph_.update_slot(device);
+    const int32_t slot = graph_.updates.slot_of(device);
     if (count == 0 || accepted_.position(slot) < end) continue;
     auto& state = graph_.pool.states[slot];
     if (state.waiting == count && std::max(state.ready, ready) < change) return false;

@@ -14,8 +14,8 @@ constexpr int32_t patience = 8;
 
 }  // namespace
 
-Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit)
-    : graph(of, std::move(on), times, false), engine_(graph), memory_(std::move(limit)), followers_(of) {
+Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit, TaskOptions options)
+    : graph(of, std::move(on), times, options), engine_(graph), memory_(std::move(limit)), followers_(of) {
   idle_.before.resize(graph.machine.topology.num_resources());
   idle_.after = idle_.before;
   if (!memory_.bytes.empty() && memory_.bytes.size() != static_cast<size_t>(graph.machine.topology.num_devices()))
@@ -86,7 +86,7 @@ bool Simulator::is_possible(const Changes& changes, int64_t limit, int64_t most_
   });
   const Followers* followers = num_since_ >= patience ? &followers_ : nullptr;
   do {
-    if (!book(in_flows, [&] { return proposal_->route(limit, idle_); })) return false;
+    if (!book(in_flows, [&] { return proposal_->route(limit, &idle_); })) return false;
     if (proposal_->is_routed() && most_overflow != INT64_MAX && overflow() > most_overflow) return false;
     if (!book(in_bounds, [&] { return bounds_.hold(graph, followers, first, idle_, limit); })) return false;
   } while (!proposal_->is_routed());

@@ -17,7 +17,7 @@ struct MemoryLimit {
 
 class Simulator {
  public:
-  Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit = {});
+  Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit = {}, TaskOptions options = {});
 
   // The first strategy; its times must be known.
   int64_t begin(const std::vector<Configuration>& strategy);

@@ -16,15 +16,15 @@ void each_slot(const std::vector<SlotRun>& runs, Visit visit) {
 }  // namespace
 
 bool Touch::has_halves() const {
-  return accepted_.loss() >= 0 && graph_.meets_at_loss() && accepted_.slot(accepted_.loss()) == graph_.loss();
+  return accepted_.loss() >= 0 && graph_.loss.separates() && accepted_.slot(accepted_.loss()) == graph_.loss.task();
 }
 
 int64_t Touch::first_input() {
   int64_t first = INT64_MAX;
   for (const int32_t op : graph_.changes().ops) {
-    for (const int32_t slot : graph_.block_before(op).forward) first = std::min(first, accepted_.ready(slot));
+    for (const int32_t slot : graph_.ops.before(op).forward) first = std::min(first, accepted_.ready(slot));
     bool all_wait = false;  // some input is read by every part
-    for (const auto& [tensor, reader] : graph_.reads(op)) {
+    for (const auto& [tensor, reader] : graph_.reads[op]) {
       all_wait |= graph_.between(tensor, reader).all_reached;
       const int32_t producer = graph_.graph.tensors[tensor].producer;
       if (!graph_.is_changing(producer)) first = std::min(first, first_arrival(producer));
@@ -49,16 +49,16 @@ int64_t Touch::first_return() const {
   int64_t first = INT64_MAX;
   const auto see = [&](int32_t op) {
     if (!graph_.graph.ops[op].backward) return;
-    for (const int32_t slot : graph_.block_before(op).backward)
+    for (const int32_t slot : graph_.ops.before(op).backward)
       first = std::min(first, graph_.is_changing(op) ? accepted_.ready(slot) : accepted_.end(slot));
   };
   for (const int32_t tensor : graph_.changes().tensors)
     for (const auto& output : graph_.graph.ops[graph_.graph.tensors[tensor].producer].outputs)
       for (const auto& [op, input] : graph_.graph.tensors[output.tensor].readers) see(op);
   for (const int32_t group : graph_.changes().groups)
-    for (const int32_t op : graph_.groups[group].ops) see(op);
+    for (const int32_t op : graph_.syncs.groups()[group].ops) see(op);
   for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
-    if (const int32_t slot = graph_.update_slot(device); accepted_.has(slot) && graph_.changes_update(device))
+    if (const int32_t slot = graph_.updates.slot_of(device); accepted_.has(slot) && graph_.updates.is_changing(device))
       first = std::min(first, accepted_.ready(slot));
   return std::min(first, first_update());
 }
@@ -69,8 +69,8 @@ int64_t Touch::first_update() const {
   std::vector<bool> loses(graph_.machine.topology.num_devices());
   std::vector<int32_t> gone;
   for (const int32_t group : graph_.changes().groups) {
-    if (!graph_.groups[group].grad) continue;
-    const SyncBlock& old = graph_.syncs_before(group);
+    if (!graph_.syncs.groups()[group].grad) continue;
+    const SyncBlock& old = graph_.syncs.before(group);
     for (const auto& pieces : old.pieces)
       for (const auto& piece : *pieces)
         for (const int32_t device : piece.holders) loses[device] = true;
@@ -83,7 +83,7 @@ int64_t Touch::first_update() const {
     const Task& task = graph_.pool.tasks[slot];
     if (phase_of(task.key) != sync_phase || std::find(gone.begin(), gone.end(), slot) != gone.end()) continue;
     for (const int32_t update : std::span(task.next, task.num_next)) {
-      const int32_t device = graph_.device_of_update(update);
+      const int32_t device = graph_.updates.device_of(update);
       if (!loses[device]) continue;
       loses[device] = false;
       --num_open;
@@ -119,7 +119,7 @@ bool Touch::waits_for_nothing() const {
     for (const auto& bucket : graph_.syncs[group]->tasks->buckets)
       if (graph_.pool.waiting[bucket.slot] == 0) return true;
   for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
-    if (graph_.has_update(device) && graph_.pool.waiting[graph_.update_slot(device)] == 0) return true;
+    if (graph_.updates.is_there(device) && graph_.pool.waiting[graph_.updates.slot_of(device)] == 0) return true;
   return false;
 }
 
@@ -132,7 +132,8 @@ int64_t Touch::first_change(int32_t position) {
     if (is_after(slot)) first = std::min(first, accepted_.ready(slot));
   });
   for (const int32_t device : graph_.changes().updates)
-    if (const int32_t slot = graph_.update_slot(device); is_after(slot)) first = std::min(first, accepted_.ready(slot));
+    if (const int32_t slot = graph_.updates.slot_of(device); is_after(slot))
+      first = std::min(first, accepted_.ready(slot));
   each_slot(graph_.changes().fresh, [&](int32_t slot) { known_[slot] = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
   each_slot(graph_.changes().rewired, [&](int32_t slot) {
     if (!is_after(slot)) return;

@@ -25,7 +25,8 @@ struct ChangeSet {
   std::vector<int32_t> tensors;  // with other flows, of which the first `num_routed` are found
   size_t num_routed = 0;
   std::vector<int32_t> groups;       // of parameters, with other pieces
-  std::vector<SlotRun> gone, fresh;  // once linked: tasks that are no longer there, and new ones,
+  bool linked = false;               // since then:
+  std::vector<SlotRun> gone, fresh;  // tasks that are no longer there, and new ones,
   std::vector<SlotRun> rewired;      // those that may have other successors,
   std::vector<int32_t> updates;      // and devices with another update
 
@@ -38,6 +39,7 @@ struct ChangeSet {
     for (auto* list : {&ops, &tensors, &groups, &updates}) list->clear();
     for (auto* runs : {&gone, &fresh, &rewired}) runs->clear();
     num_routed = 0;
+    linked = false;
   }
 };
 

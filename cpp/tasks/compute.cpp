@@ -1,6 +1,9 @@
-// An op's own tasks: a part's forward and backward, and where parts combine, the combine and what finishes after it.
-#include <algorithm>
+#include "tasks/compute.hpp"
 
+#include <algorithm>
+#include <stdexcept>
+
+#include "tasks/listing.hpp"
 #include "tasks/taskgraph.hpp"
 
 namespace soapstone {
@@ -40,11 +43,11 @@ int32_t OpBlock::sink(const Layout& layout, int32_t part) const {
 // Writes the tasks of one role after the other and keeps the least time of each.
 class OpBuilder {
  public:
-  OpBuilder(TaskGraph& graph, int32_t op, const TaskGraph::OpState& state, OpBlock& block, int32_t count)
+  OpBuilder(TaskGraph& graph, int32_t op, const OpState& state, OpBlock& block, int32_t count)
       : graph_(graph), op_(op), state_(state), block_(block), writer_(graph.pool, block, count) {}
 
   void computes(Role role, int64_t PartTimes::* time, std::vector<int32_t>& slots) {
-    const auto& [configuration, layout, unused, next] = state_;
+    const auto& [configuration, layout, unused] = state_;
     const bool finish = role == role_finish_forward || role == role_finish_backward;
     const bool back = role >= role_finish_backward;
     int64_t& least = block_.least[role];
@@ -57,7 +60,7 @@ class OpBuilder {
       if (finish && block_.first_on_device[part] != part) continue;
       const int32_t device = configuration.devices[part];
       if (const int32_t device_kind = graph_.machine.kinds[device]; device_kind != known_kind) {
-        times = &graph_.times_.of(op_, layout->degrees, device_kind);
+        times = &graph_.times.of(op_, layout->degrees, device_kind);
         known_kind = device_kind;
       }
       const int64_t duration = std::max<int64_t>((*times)[layout->extents.of_part[part]].*time, 1);
@@ -87,26 +90,70 @@ class OpBuilder {
  private:
   TaskGraph& graph_;
   int32_t op_;
-  const TaskGraph::OpState& state_;
+  const OpState& state_;
   OpBlock& block_;
   BlockWriter writer_;
 };
 
-std::unique_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& state) {
+OpBlocks::OpBlocks(TaskGraph& graph)
+    : graph_(graph),
+      states_(graph.graph.ops.size()),
+      changing_(graph.graph.ops.size()),
+      working_(graph.graph.ops.size() * graph.machine.topology.num_devices()),
+      most_working_(graph.machine.topology.num_devices()),
+      most_known_(graph.machine.topology.num_devices()) {}
+
+void OpBlocks::configure(const Changes& changes, ChangeSet& set) {
+  for (const auto& [op, configuration] : changes) {
+    auto state = configured(op, configuration);
+    count(op, states_[op], -1);
+    count(op, state, 1);
+    std::swap(states_[op], state);
+    replaced_.emplace_back(op, std::move(state));
+    set.ops.push_back(op);
+    changing_[op] = true;
+  }
+}
+
+OpState OpBlocks::configured(int32_t op, const Configuration& configuration) {
+  check(op, configuration);
+  OpState state{configuration, graph_.layouts.of(op, configuration.degrees), nullptr};
+  state.block = make_block(op, state);
+  return state;
+}
+
+void OpBlocks::check(int32_t op, const Configuration& configuration) const {
+  const auto& dims = graph_.graph.ops[op].dims;
+  if (configuration.degrees.size() != dims.size()) throw std::invalid_argument("an op has one degree a dim");
+  int64_t num_parts = 1;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const int32_t degree = configuration.degrees[i];
+    if (degree < 1 || degree > dims[i].size) throw std::invalid_argument("an op's degree is out of range");
+    num_parts *= degree;
+    if (num_parts > most_parts) throw std::invalid_argument("an op has more than 2^17 parts");
+  }
+  if (configuration.devices.size() != static_cast<size_t>(num_parts))
+    throw std::invalid_argument("a configuration names one device a part");
+  for (const int32_t device : configuration.devices)
+    if (device < 0 || device >= graph_.machine.topology.num_devices())
+      throw std::invalid_argument("there is no such device");
+}
+
+std::unique_ptr<OpBlock> OpBlocks::make_block(int32_t op, const OpState& state) {
   const auto& layout = *state.layout;
-  const bool back = graph.ops[op].backward;
-  const bool finishes = layout.combines && graph.ops[op].combine.finish;
-  auto block = spare_ops_.take();
+  const bool back = graph_.graph.ops[op].backward;
+  const bool finishes = layout.combines && graph_.graph.ops[op].combine.finish;
+  auto block = spare_.take();
   find_first_on_device(layout, state.configuration.devices, block->first_on_device);
   int32_t count = layout.num_parts + static_cast<int32_t>(layout.groups.size());
   if (finishes)
     for (int32_t part = 0; part < layout.num_parts; ++part) count += block->first_on_device[part] == part;
-  OpBuilder builder(*this, op, state, *block, back ? 2 * count : count);
+  OpBuilder builder(graph_, op, state, *block, back ? 2 * count : count);
   builder.computes(role_forward, &PartTimes::forward, block->forward);
   if (layout.combines) builder.combines(role_combine_forward, block->combine_forward);
   block->num_before = block->holds.size();
   if (finishes) builder.computes(role_finish_forward, &PartTimes::finish_forward, block->finish_forward);
-  if (op != exit_) block->num_before = block->holds.size();
+  if (op != graph_.loss.op()) block->num_before = block->holds.size();
   block->first_after = block->num_before;
   if (back) {
     if (finishes) builder.computes(role_finish_backward, &PartTimes::finish_backward, block->finish_backward);
@@ -117,59 +164,186 @@ std::unique_ptr<OpBlock> TaskGraph::make_op_block(int32_t op, const OpState& sta
   return block;
 }
 
-// Whether a part finishes a copy that nobody reads.
-bool TaskGraph::is_idle(int32_t op, int32_t part) const {
-  const auto& finish = ops[op].block->finish_forward;
-  const auto& outputs = graph.ops[op].outputs;
-  return !finish.empty() && finish[part] >= 0 &&
-         std::none_of(outputs.begin(), outputs.end(), [&](const auto& out) { return flows[out.tensor]->read[part]; });
+void OpBlocks::count(int32_t op, const OpState& state, int64_t sign) {
+  if (!state.block) return;
+  auto& totals = graph_.totals;
+  totals.count(*state.block, sign);
+  for (int32_t part = 0; part < state.layout->num_parts; ++part) {
+    const int32_t device = state.configuration.devices[part];
+    for (const auto* slots :
+         {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
+      if (!slots->empty() && (*slots)[part] >= 0)
+        totals.compute[device] += sign * graph_.pool.tasks[(*slots)[part]].first.duration;
+    totals.memory.saved[device] += sign * state.layout->saved[part];
+    totals.memory.made[device] += sign * state.layout->made[part];
+  }
+  count_working(op, state, sign);
 }
 
-bool TaskGraph::has_idle(int32_t op) const {
-  for (int32_t part = 0; part < ops[op].layout->num_parts; ++part)
-    if (is_idle(op, part)) return true;
+void OpBlocks::count_working(int32_t op, const OpState& state, int64_t sign) {
+  for (int32_t part = 0; part < state.layout->num_parts; ++part) {
+    const int32_t device = state.configuration.devices[part];
+    auto& working = working_[op * most_working_.size() + device];
+    working = sign < 0 ? 0 : std::max(working, state.layout->working[part]);
+    most_known_[device] = false;
+  }
+}
+
+const std::vector<int64_t>& OpBlocks::most_working() {
+  const size_t num_devices = most_working_.size();
+  for (size_t device = 0; device < num_devices; ++device) {
+    if (most_known_[device]) continue;
+    most_working_[device] = 0;
+    for (size_t op = 0; op < states_.size(); ++op)
+      most_working_[device] = std::max(most_working_[device], working_[op * num_devices + device]);
+    most_known_[device] = true;
+  }
+  return most_working_;
+}
+
+const OpBlock& OpBlocks::before(int32_t op) const {
+  const auto at = std::find_if(replaced_.begin(), replaced_.end(), [&](const auto& old) { return old.first == op; });
+  return at == replaced_.end() ? *states_[op].block : *at->second.block;
+}
+
+void OpBlocks::join(ChangeSet& changes) {
+  for (const auto& [op, old] : replaced_) {
+    if (old.block) changes.gone.push_back(old.block->run());
+    changes.fresh.push_back(states_[op].block->run());
+    graph_.successors.mark(op);
+  }
+  if (graph_.loss.op() < 0 || !changing_[graph_.loss.op()]) return;
+  for (int32_t op = 0; op < static_cast<int32_t>(states_.size()); ++op)
+    if (has_unread(op)) graph_.successors.mark(op);
+}
+
+void OpBlocks::commit() {
+  for (auto& [op, old] : replaced_) {
+    drop(old);
+    changing_[op] = false;
+  }
+  replaced_.clear();
+}
+
+void OpBlocks::rollback(const ChangeSet&) {
+  for (auto& [op, old] : replaced_) {
+    count_working(op, states_[op], -1);
+    if (old.layout) count_working(op, old, 1);
+    std::swap(states_[op], old);
+    drop(old);
+    changing_[op] = false;
+  }
+  replaced_.clear();
+}
+
+void OpBlocks::drop(OpState& state) {
+  if (!state.block) return;
+  graph_.pool.give_back(*state.block);
+  spare_.give(std::move(state.block));
+}
+
+bool OpBlocks::is_unread(int32_t op, int32_t part) const {
+  const auto& finish = states_[op].block->finish_forward;
+  const auto& outputs = graph_.graph.ops[op].outputs;
+  const auto is_read = [&](const auto& output) { return graph_.flows[output.tensor]->read[part]; };
+  return !finish.empty() && finish[part] >= 0 && std::none_of(outputs.begin(), outputs.end(), is_read);
+}
+
+bool OpBlocks::has_unread(int32_t op) const {
+  for (int32_t part = 0; part < states_[op].layout->num_parts; ++part)
+    if (is_unread(op, part)) return true;
   return false;
 }
 
-// Edges inside an op, and from what finishes a copy that nobody reads to the loss: all of forward comes before it. A
-// task's gradient comes back after its readers, so where it does, it need not wait for the task as such.
-void TaskGraph::inner_edges(int32_t op, std::vector<Edge>& edges) const {
-  const auto& layout = *ops[op].layout;
-  const auto& block = *ops[op].block;
-  const bool back = graph.ops[op].backward;
-  const auto returned = [&](int32_t begin, int32_t end) {
-    for (const auto& output : graph.ops[op].outputs)
-      for (int32_t part = begin; part < end; ++part)
-        if (flows[output.tensor]->returns[part]) return true;
-    return false;
-  };
-  if (!layout.combines) {
-    for (int32_t part = 0; back && part < layout.num_parts; ++part)
-      if (thorough_ || !returned(part, part + 1)) edges.push_back({block.forward[part], block.backward[part]});
-    return;
-  }
-  const bool finishes = !block.finish_forward.empty();
+// Whether a gradient comes back to some of these parts.
+bool OpBlocks::is_returned(int32_t op, int32_t begin, int32_t end) const {
+  for (const auto& output : graph_.graph.ops[op].outputs)
+    for (int32_t part = begin; part < end; ++part)
+      if (graph_.flows[output.tensor]->returns[part]) return true;
+  return false;
+}
+
+// A task's gradient comes back after its readers, so where it does, it need not wait for the task as such.
+void OpBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+  const auto& [configuration, layout, block] = states_[op];
+  if (layout->combines) return add_combine_edges(op, edges);
+  if (!graph_.graph.ops[op].backward) return;
+  for (int32_t part = 0; part < layout->num_parts; ++part)
+    if (graph_.thorough || !is_returned(op, part, part + 1))
+      edges.push_back({block->forward[part], block->backward[part]});
+}
+
+// Also from what finishes a copy that nobody reads to the loss: all of forward comes before it.
+void OpBlocks::add_combine_edges(int32_t op, std::vector<Edge>& edges) const {
+  const auto& layout = *states_[op].layout;
+  const auto& block = *states_[op].block;
+  const bool back = graph_.graph.ops[op].backward, finishes = !block.finish_forward.empty();
+  const int32_t loss = graph_.loss.op();
   for (int32_t part = 0; part < layout.num_parts; ++part) {
     const int32_t group = layout.group_of[part];
     edges.push_back({block.forward[part], block.combine_forward[group]});
     if (back) edges.push_back({block.combine_backward[group], block.backward[part]});
     if (!finishes || block.finish_forward[part] < 0) continue;
     edges.push_back({block.combine_forward[group], block.finish_forward[part]});
-    if (exit_ >= 0 && op != exit_ && is_idle(op, part)) edges.push_back({block.finish_forward[part], loss()});
+    if (loss >= 0 && op != loss && is_unread(op, part))
+      edges.push_back({block.finish_forward[part], graph_.loss.task()});
     if (!back) continue;
     edges.push_back({block.finish_backward[part], block.combine_backward[group]});
     // Where another copy's gradient begins it, its device serves it after the copy anyway.
     const int32_t first = part / layout.copies * layout.copies;
-    if (!returned(first, first + layout.copies) || (thorough_ && returned(part, part + 1)))
+    if (!is_returned(op, first, first + layout.copies) || (graph_.thorough && is_returned(op, part, part + 1)))
       edges.push_back({block.finish_forward[part], block.finish_backward[part]});
   }
   if (finishes || !back) return;
   for (size_t group = 0; group < layout.groups.size(); ++group) {
     const auto& parts = layout.groups[group];
-    const auto is_returned = [&](int32_t part) { return returned(part, part + 1); };
-    if (thorough_ || std::none_of(parts.begin(), parts.end(), is_returned))
+    const auto returns = [&](int32_t part) { return is_returned(op, part, part + 1); };
+    if (graph_.thorough || std::none_of(parts.begin(), parts.end(), returns))
       edges.push_back({block.combine_forward[group], block.combine_backward[group]});
   }
+}
+
+void OpBlocks::add_slots(std::vector<SlotRun>& runs) const {
+  for (const auto& state : states_) runs.push_back(state.block->run());
+}
+
+void OpBlocks::list(Listing& listing) const {
+  for (size_t op = 0; op < states_.size(); ++op) list_op(static_cast<int32_t>(op), listing);
+}
+
+void OpBlocks::list_op(int32_t op, Listing& listing) const {
+  const auto& [configuration, layout, block] = states_[op];
+  const auto row_of = [&](Kind kind, size_t part, bool backward) {
+    TaskRow row;
+    row.kind = kind;
+    row.op = op;
+    row.part = static_cast<int32_t>(part);
+    row.backward = backward;
+    return row;
+  };
+  const auto computes = [&](const std::vector<int32_t>& slots, bool backward, bool finish) {
+    for (size_t part = 0; part < slots.size(); ++part) {
+      if (slots[part] < 0) continue;
+      TaskRow row = row_of(backward ? Kind::backward : Kind::forward, part, backward);
+      row.finish = finish;
+      row.devices = {configuration.devices[part]};
+      listing.add(slots[part], std::move(row));
+    }
+  };
+  const auto combines = [&](const std::vector<int32_t>& slots, bool backward) {
+    for (size_t group = 0; group < slots.size(); ++group) {
+      TaskRow row = row_of(Kind::combine, group, backward);
+      row.bytes = layout->combine_bytes[group];
+      row.devices = devices_of(configuration, layout->groups[group]);
+      listing.add(slots[group], std::move(row));
+    }
+  };
+  computes(block->forward, false, false);
+  combines(block->combine_forward, false);
+  computes(block->finish_forward, false, true);
+  computes(block->finish_backward, true, true);
+  combines(block->combine_backward, true);
+  computes(block->backward, true, false);
 }
 
 }  // namespace soapstone

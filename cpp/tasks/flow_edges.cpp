@@ -1,9 +1,10 @@
 // A tensor's transfers as tasks, and who waits for whom: the maker's parts, the transfers and the readers.
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 
-#include "tasks/flows.hpp"
+#include "tasks/flow_builder.hpp"
 
 namespace soapstone {
 
@@ -37,7 +38,7 @@ void FlowBuilder::point(const FlowBlock& block) {
 // The same messages as before are the same tasks, where the op that makes them is the same: then whoever else reads a
 // part reads the same of it.
 bool FlowBuilder::moves_alike(const FlowBlock& before) const {
-  if (graph_.is_changing(tensor_->producer)) return false;
+  if (graph_.ops.is_changing(tensor_->producer)) return false;
   auto old = before.flows.begin();
   const auto next = [&] { return old = std::find_if(old, before.flows.end(), std::mem_fn(&Flow::moves)); };
   for (const auto& flow : block_->flows) {
@@ -75,12 +76,26 @@ void FlowBuilder::add_transfers(const FlowBlock* before) {
     }
 }
 
+void FlowBuilder::find_all_shortcuts() {
+  const auto& tensors = graph_.graph.tensors;
+  for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
+    if (tensors[tensor].source != Source::op) continue;
+    const auto& readers = tensors[tensor].readers;
+    std::map<int32_t, int32_t> index;
+    for (size_t i = 0; i < readers.size(); ++i) index.try_emplace(readers[i].first, static_cast<int32_t>(i));
+    for (size_t after = 0; after < readers.size(); ++after)
+      for (const auto& [other, reader] : graph_.reads[readers[after].first])
+        if (const auto before = index.find(tensors[other].producer); before != index.end())
+          shortcuts_[tensor].push_back({before->second, static_cast<int32_t>(after), other, reader});
+  }
+}
+
 void FlowBuilder::find_shortcuts() {
-  const auto& shortcuts = graph_.shortcuts_[index_];
+  const auto& shortcuts = shortcuts_[index_];
   between_.clear();
   for (const auto& shortcut : shortcuts)
-    between_.push_back(&graph_.layouts_.between(shortcut.tensor, shortcut.reader, *reader(shortcut.before).layout,
-                                                *reader(shortcut.after).layout));
+    between_.push_back(&graph_.layouts.between(shortcut.tensor, shortcut.reader, *reader(shortcut.before).layout,
+                                               *reader(shortcut.after).layout));
   first_shortcut_.assign(tensor_->readers.size() + 1, 0);
   for (const auto& shortcut : shortcuts) ++first_shortcut_[shortcut.after + 1];
   std::partial_sum(first_shortcut_.begin(), first_shortcut_.end(), first_shortcut_.begin());
@@ -99,7 +114,7 @@ void FlowBuilder::look_at(std::span<const Reader> readers) {
 // A reader that reads what another reader of the same flow makes waits for that one anyway.
 bool FlowBuilder::follows(const Reader& reading, bool back) const {
   for (int32_t i = first_shortcut_[reading.reader]; i < first_shortcut_[reading.reader + 1]; ++i) {
-    const auto& [before, after, tensor, input] = graph_.shortcuts_[index_][i];
+    const auto& [before, after, tensor, input] = shortcuts_[index_][i];
     if (back && !(gives_[before] && graph_.graph.tensors[tensor].grad)) continue;
     const auto& share = reader(after).layout->inputs[graph_.graph.tensors[tensor].readers[input].second];
     const auto& made = reader(before).layout->outputs[graph_.graph.tensors[tensor].output];

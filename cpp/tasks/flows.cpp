@@ -1,281 +1,152 @@
-// A tensor's flows: which output part each device has, and what the messages that bring it there and take its gradient
-// back take.
 #include "tasks/flows.hpp"
 
-#include <algorithm>
-#include <functional>
-#include <numeric>
-#include <utility>
+#include "support/sorting.hpp"
+#include "tasks/flow_builder.hpp"
+#include "tasks/listing.hpp"
 
 namespace soapstone {
 
-void FlowBlock::clear() {
-  begin = count = 0;
-  holds.clear();
-  flows.clear();
-  before.clear();
-  after.clear();
-  hulls.clear();
-  readers.clear();
-  next.clear();
-  next_end.clear();
-  forward.clear();
-  for (auto& edges : backward) edges.clear();
+namespace {
+
+constexpr size_t many_flows = 64;  // cost more than bounds do
+
+}  // namespace
+
+FlowBlocks::FlowBlocks(TaskGraph& graph)
+    : graph_(graph), blocks_(graph.graph.tensors.size()), builder_(std::make_unique<FlowBuilder>(graph)) {}
+
+FlowBlocks::~FlowBlocks() = default;
+
+void FlowBlocks::make(const ChangeSet& changes) {
+  for (const int32_t tensor : changes.tensors)
+    if (blocks_[tensor]) count(*blocks_[tensor], -1);
 }
 
-FlowBuilder::FlowBuilder(TaskGraph& graph)
-    : graph_(graph),
-      flow_on_(graph.machine.topology.num_devices(), -1),
-      together_(graph.machine.topology.num_resources()),
-      there_{together_, {}},
-      back_{together_, {}} {}
-
-void FlowBuilder::begin(int32_t tensor, FlowBlock& block) {
-  index_ = tensor;
-  tensor_ = &graph_.graph.tensors[tensor];
-  maker_ = &graph_.ops[tensor_->producer];
-  block_ = &block;
-  gives_.resize(tensor_->readers.size());
-  for (size_t i = 0; i < gives_.size(); ++i)
-    gives_[i] = tensor_->grad && graph_.graph.ops[tensor_->readers[i].first].backward;
-}
-
-void FlowBuilder::set_limit(int64_t limit, const Idle* idle, bool meets) {
-  limit_ = limit;
-  idle_ = idle;
-  meets_ = meets;
-}
-
-bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
-  begin(tensor, block);
-  begin_trips();
-  if (!fits()) return false;
-  block.made.assign(flow_on_.size(), 0);
-  rank_ = num_dims(tensor_->factoring);
-  overlaps_.clear();
-  for (size_t i = 0; i < tensor_->readers.size(); ++i)
-    overlaps_.push_back(&graph_.layouts_.between(tensor, static_cast<int32_t>(i), *maker_->layout, *reader(i).layout));
-  found_.clear();
-  for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part) {
-    const size_t first = block.flows.size();
-    find_flows(part);
-    add_trips(first);
-    if (!fits()) return false;
+bool FlowBlocks::route(ChangeSet& changes, int64_t limit, const Idle* idle) {
+  builder_->set_limit(limit, idle, graph_.loss.separates());
+  size_t num_flows = 0;
+  while (num_flows < many_flows && !changes.unrouted().empty()) {
+    const int32_t tensor = changes.unrouted()[0];
+    auto block = spare_.take();
+    const bool fits = builder_->find(tensor, *block);
+    if (fits) count(*block, 1);
+    num_flows += block->flows.size();
+    std::swap(blocks_[tensor], block);
+    replaced_.emplace_back(tensor, std::move(block));
+    ++changes.num_routed;
+    if (!fits) return false;
   }
-  block.most_forward = there_.tally.end(&block.before);
-  block.most_backward = back_.tally.end(&block.after);
-  sort_readers();
-  find_gaps();
-  weigh_by_output();
-  weigh_by_reader();
   return true;
 }
 
-// One output part: the flows to all devices that read it.
-void FlowBuilder::find_flows(int32_t part) {
-  const size_t first = block_->flows.size();
-  const int32_t made = maker_->layout->outputs[tensor_->output].of_part[part];
-  for (size_t i = 0; i < overlaps_.size(); ++i) {
-    const auto& share = reader(i).layout->inputs[tensor_->readers[i].second];
-    const auto& devices = reader(i).configuration.devices;
-    for (int32_t at = overlaps_[i]->begin[made]; at < overlaps_[i]->begin[made + 1]; ++at) {
-      const int32_t box = overlaps_[i]->read[at];
-      const Interval* hull = overlaps_[i]->hulls.data() + at * rank_;
-      for (int32_t k = share.begin[box]; k < share.begin[box + 1]; ++k) {
-        const int32_t flow = flow_to(part, devices[share.parts[k]], hull);
-        block_->flows[flow].returns |= gives_[i];
-        found_.push_back({flow, {static_cast<int32_t>(i), share.parts[k]}});
-      }
+void FlowBlocks::count(const FlowBlock& block, int64_t sign) {
+  auto& totals = graph_.totals;
+  const auto add = [&](std::vector<int64_t>& to, const std::vector<Hold>& sums) {
+    for (const auto& [resource, duration] : sums) {
+      to[resource] += sign * duration;
+      totals.work[resource] += sign * duration;
     }
-  }
-  for (size_t flow = first; flow < block_->flows.size(); ++flow) flow_on_[block_->flows[flow].device] = -1;
+  };
+  add(totals.before, block.before);
+  add(totals.after, block.after);
+  for (size_t device = 0; device < block.made.size(); ++device) totals.memory.made[device] += sign * block.made[device];
 }
 
-int32_t FlowBuilder::flow_to(int32_t part, int32_t device, const Interval* hull) {
-  int32_t& index = flow_on_[device];
-  if (index < 0) {
-    index = static_cast<int32_t>(block_->flows.size());
-    block_->flows.push_back(new_flow(part, device));
-    block_->hulls.insert(block_->hulls.end(), hull, hull + rank_);
-  } else {
-    Interval* own = block_->hulls.data() + index * rank_;
-    for (int64_t dim = 0; dim < rank_; ++dim)
-      own[dim] = {std::min(own[dim].lo, hull[dim].lo), std::max(own[dim].hi, hull[dim].hi)};
-  }
-  return index;
-}
-
-Flow FlowBuilder::new_flow(int32_t part, int32_t device) const {
-  Flow flow;
-  flow.part = part;
-  flow.device = device;
-  flow.maker = giver_of(maker_->configuration, part, maker_->layout->copies, device);
-  flow.source = maker_->configuration.devices[flow.maker];
-  return flow;
-}
-
-void FlowBuilder::sort_readers() {
-  at_.assign(block_->flows.size() + 1, 0);
-  for (const auto& found : found_) ++at_[found.flow + 1];
-  std::partial_sum(at_.begin(), at_.end(), at_.begin());
-  for (size_t i = 0; i < block_->flows.size(); ++i) block_->flows[i].readers_begin = at_[i];
-  block_->readers.resize(found_.size());
-  for (const auto& found : found_) block_->readers[at_[found.flow]++] = found.reader;
-}
-
-// Output parts that nobody reads, or to which no gradient comes back.
-void FlowBuilder::find_gaps() {
-  const int32_t num_parts = maker_->layout->num_output_parts;
-  int32_t num_read = 0, num_returned = 0;
-  block_->read.assign(maker_->layout->num_parts, false);
-  block_->returns.assign(maker_->layout->num_parts, false);
-  for (size_t i = 0; i < block_->flows.size();) {
-    const int32_t part = block_->flows[i].part;
-    bool returned = false;
-    for (; i < block_->flows.size() && block_->flows[i].part == part; ++i) {
-      block_->read[block_->flows[i].maker] = true;
-      if (!block_->flows[i].returns) continue;
-      returned = block_->returns[block_->flows[i].maker] = true;
+void FlowBlocks::join(ChangeSet& changes) {
+  for (const auto& [tensor, old] : replaced_) {
+    auto& block = *blocks_[tensor];
+    builder_->join(tensor, block, old.get());
+    graph_.pool.link(block.next);
+    if (!old) {
+      changes.fresh.push_back(block.run());
+      continue;
     }
-    ++num_read;
-    num_returned += returned;
-  }
-  block_->all_read = num_read == num_parts;
-  block_->all_return = num_returned == num_parts;
-}
-
-inline int64_t FlowBuilder::Tally::add(int32_t resource, int64_t duration) {
-  int64_t& served = served_[resource];
-  if (served == 0) resources_.push_back(resource);
-  return served += duration;
-}
-
-int64_t FlowBuilder::Tally::end(std::vector<Hold>* sums) {
-  int64_t most = 0;
-  for (const int32_t resource : resources_) {
-    const int64_t served = std::exchange(served_[resource], 0);
-    most = std::max(most, served);
-    if (sums) sums->push_back({resource, served});
-  }
-  resources_.clear();
-  return most;
-}
-
-// The messages of one output part's flows.
-void FlowBuilder::add_trips(size_t first) {
-  const auto& topology = graph_.machine.topology;
-  for (size_t i = first; i < block_->flows.size(); ++i) {
-    auto& flow = block_->flows[i];
-    flow.bytes = tensor_->item_size;
-    for (int64_t dim = 0; dim < rank_; ++dim) flow.bytes *= block_->hulls[i * rank_ + dim].size();
-    if (!flow.moves()) continue;
-    flow.there = there_.add(topology.way(flow.source, flow.device, flow.bytes));
-    block_->made[flow.device] += flow.bytes;
-    if (!flow.returns) continue;
-    flow.back = back_.add(topology.way(flow.device, flow.source, flow.bytes));
-    block_->made[flow.source] += flow.bytes;
-  }
-}
-
-void FlowBuilder::begin_trips() {
-  const auto& [work, before, after, compute, elements, memory] = graph_.totals;
-  there_.begin(meets_ ? before : work, idle_ ? &idle_->before : nullptr);
-  back_.begin(meets_ ? after : work, idle_ ? &idle_->after : nullptr);
-}
-
-// What a resource takes before the loss and what any takes after it add up.
-bool FlowBuilder::fits() const {
-  return (meets_ ? there_.most + back_.most : std::max(there_.most, back_.most)) <= limit_;
-}
-
-void FlowBuilder::Direction::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle) {
-  tally.end();  // what a refusal left after
-  others = counted;
-  if (idle) std::transform(counted.begin(), counted.end(), idle->begin(), others.begin(), std::plus<>());
-  most = *std::max_element(others.begin(), others.end());
-}
-
-Trip FlowBuilder::Direction::add(const Topology::Way& way) {
-  const auto& [resources, size] = way;
-  Trip::check(size.longest, size.latency);
-  int64_t longest = most;
-  for (size_t i = 0; i < size.durations.size(); ++i)
-    longest = std::max(longest, others[resources[i]] + tally.add(resources[i], size.durations[i]));
-  most = longest;
-  return {0, 0, resources[size.slowest], resources[size.last_slowest], size.latency, size.longest + size.latency};
-}
-
-// What is sent or received together takes as long as the slowest of it, and as what one resource serves of all.
-class FlowBuilder::Together {
- public:
-  Together(Tally& tally, Trip Flow::* trip) : tally_(tally), trip_(trip) {}
-
-  void add(const Flow& flow) {
-    const Trip& trip = flow.*trip_;
-    slowest_ = std::max(slowest_, trip.time);
-    if (!flow.moves()) return;
-    latency_ = std::min(latency_, trip.latency);
-    tally_.add(trip.slowest, trip.time - trip.latency);
-    if (trip.last_slowest != trip.slowest) tally_.add(trip.last_slowest, trip.time - trip.latency);
-  }
-  int64_t time() {
-    const int64_t most = tally_.end();
-    return most == 0 ? slowest_ : std::max(slowest_, most + latency_);
-  }
-
- private:
-  Tally& tally_;
-  Trip Flow::* trip_;
-  int64_t slowest_ = uncounted, latency_ = INT64_MAX;
-};
-
-// What the messages of every output part take, there to each reader and back from all.
-void FlowBuilder::weigh_by_output() {
-  const auto count = static_cast<int32_t>(tensor_->readers.size());
-  block_->weight_forward.assign(count, INT64_MAX);
-  at_.assign(block_->flows.size(), -1);  // the last reader that was seen
-  auto found = found_.begin();           // in the order of parts and readers
-  for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part)
-    for (int32_t i = 0; i < count; ++i) {
-      Together there(together_, &Flow::there);
-      for (; found != found_.end() && found->reader.reader == i && block_->flows[found->flow].part == part; ++found)
-        if (std::exchange(at_[found->flow], i) != i) there.add(block_->flows[found->flow]);
-      block_->weight_forward[i] = std::min(block_->weight_forward[i], there.time());
+    graph_.pool.unlink(old->next);
+    mark_relinked(tensor, *old);
+    if (block.shares(*old)) {
+      changes.rewired.push_back(block.run());
+      continue;
     }
-  block_->arrival_backward = INT64_MAX;
-  for (size_t i = 0; i < block_->flows.size();) {
-    Together back(together_, &Flow::back);
-    for (const int32_t part = block_->flows[i].part; i < block_->flows.size() && block_->flows[i].part == part; ++i)
-      back.add(block_->flows[i]);
-    block_->arrival_backward = std::min(block_->arrival_backward, back.time());
+    changes.gone.push_back(old->run());
+    changes.fresh.push_back(block.run());
   }
 }
 
-// What the messages of every reading part take, there and back.
-void FlowBuilder::weigh_by_reader() {
-  const size_t count = tensor_->readers.size();
-  block_->arrival_forward.assign(count, INT64_MAX);
-  block_->weight_backward.assign(count, INT64_MAX);
-  first_part_.assign(count + 1, 0);
-  for (size_t i = 0; i < count; ++i) first_part_[i + 1] = first_part_[i] + reader(i).layout->num_parts;
-  at_.assign(first_part_[count] + 1, 0);  // by reading part: where its flows begin
-  const auto part_of = [&](const Reader& reader) { return first_part_[reader.reader] + reader.part; };
-  for (const auto& found : found_) ++at_[part_of(found.reader)];
-  std::partial_sum(at_.begin(), at_.end(), at_.begin());
-  by_part_.resize(at_.back());
-  for (const auto& found : found_) by_part_[--at_[part_of(found.reader)]] = found.flow;
-  for (size_t i = 0; i < count; ++i) {
-    for (int32_t part = first_part_[i]; part < first_part_[i + 1]; ++part) {
-      const std::span flows(by_part_.data() + at_[part], by_part_.data() + at_[part + 1]);
-      Together there(together_, &Flow::there);
-      for (const int32_t flow : flows) there.add(block_->flows[flow]);
-      block_->arrival_forward[i] = std::min(block_->arrival_forward[i], there.time());
-      if (!gives_[i]) continue;
-      Together back(together_, &Flow::back);
-      for (const int32_t flow : flows) back.add(block_->flows[flow]);
-      block_->weight_backward[i] = std::min(block_->weight_backward[i], back.time());
+void FlowBlocks::mark_relinked(int32_t index, const FlowBlock& old) {
+  const auto& block = *blocks_[index];
+  const auto& tensor = graph_.graph.tensors[index];
+  if (old.forward != block.forward || old.read != block.read || old.returns != block.returns)
+    graph_.successors.mark(tensor.producer);
+  for (size_t i = 0; i < tensor.readers.size(); ++i)
+    if (old.backward[i] != block.backward[i]) graph_.successors.mark(tensor.readers[i].first);
+}
+
+void FlowBlocks::commit() {
+  for (auto& [tensor, old] : replaced_) drop(std::move(old), blocks_[tensor].get());
+  replaced_.clear();
+}
+
+void FlowBlocks::rollback(const ChangeSet& changes) {
+  for (auto& [tensor, old] : replaced_) {
+    std::swap(blocks_[tensor], old);  // `old` is the new one from here on
+    const FlowBlock* block = blocks_[tensor].get();
+    if (changes.linked) graph_.pool.unlink(old->next);
+    if (changes.linked && block) {
+      graph_.pool.link(block->next);
+      if (block->shares(*old)) builder_->point(*block);
     }
-    if (!gives_[i]) block_->weight_backward[i] = uncounted;
+    drop(std::move(old), block);
+  }
+  replaced_.clear();
+}
+
+// One of two blocks of a tensor, which may share their tasks.
+void FlowBlocks::drop(std::unique_ptr<FlowBlock> block, const FlowBlock* other) {
+  if (!block) return;
+  if (!other || !block->shares(*other)) graph_.pool.give_back(*block);
+  spare_.give(std::move(block));
+}
+
+void FlowBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+  const auto add = [&](const std::vector<Edge>& more) { edges.insert(edges.end(), more.begin(), more.end()); };
+  for (const auto& output : graph_.graph.ops[op].outputs) add(blocks_[output.tensor]->forward);
+  for (const auto& [tensor, reader] : graph_.reads[op]) add(blocks_[tensor]->backward[reader]);
+}
+
+void FlowBlocks::add_slots(std::vector<SlotRun>& runs) const {
+  for (const auto& block : blocks_)
+    if (block) runs.push_back(block->run());
+}
+
+void FlowBlocks::list(Listing& listing) const {
+  for (size_t tensor = 0; tensor < blocks_.size(); ++tensor)
+    if (blocks_[tensor]) list_tensor(static_cast<int32_t>(tensor), listing);
+}
+
+void FlowBlocks::list_tensor(int32_t index, Listing& listing) const {
+  const auto& block = *blocks_[index];
+  const auto& tensor = graph_.graph.tensors[index];
+  const auto rank = static_cast<ptrdiff_t>(num_dims(tensor.factoring));
+  for (size_t i = 0; i < block.flows.size(); ++i) {
+    const auto& flow = block.flows[i];
+    const auto* hull = block.hulls.data() + static_cast<ptrdiff_t>(i) * rank;
+    FlowRow row{index, flow.part, flow.device, flow.source, {hull, hull + rank}, flow.forward, flow.backward, {}};
+    for (const auto& [reader, part] : block.readers_of(i)) row.readers.emplace_back(tensor.readers[reader].first, part);
+    sort_unique(row.readers);
+    const int32_t number = listing.add_flow(std::move(row));
+    for (const bool backward : {false, true}) {
+      const int32_t slot = backward ? flow.backward : flow.forward;
+      if (slot < 0) continue;
+      TaskRow task;
+      task.kind = Kind::transfer;
+      task.op = tensor.producer;
+      task.part = flow.part;
+      task.backward = backward;
+      task.bytes = flow.bytes;
+      task.flow = number;
+      task.devices = {backward ? flow.device : flow.source, backward ? flow.source : flow.device};
+      listing.add(slot, std::move(task));
+    }
   }
 }
 

@@ -1,96 +1,94 @@
-// Makes the blocks of tensors: first who has what and the messages between devices, which is all that bounds ask for;
-// then tasks and edges.
+// Transfers: who has which part of a tensor, and the messages that bring it to others and take its gradient back.
 #pragma once
 
-#include "tasks/taskgraph.hpp"
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "geometry/boxes.hpp"
+#include "support/spares.hpp"
+#include "tasks/blocks.hpp"
+#include "tasks/totals.hpp"
 
 namespace soapstone {
 
-class FlowBuilder {
- public:
-  explicit FlowBuilder(TaskGraph& graph);
+class FlowBuilder;
+class TaskGraph;
 
-  // Before flows are found: how long what resources serve of them may take, with all else that is counted, and how long
-  // they stand idle where that is known.
-  void set_limit(int64_t limit, const Idle* idle, bool meets);
-  // False where it takes longer; then the block is of no use.
-  bool find(int32_t tensor, FlowBlock& block);
-  void join(int32_t tensor, FlowBlock& block, const FlowBlock* before);
-  void point(const FlowBlock& block);
+// An output part of a tensor as one device has it: made there, or moved there from `source`.
+struct Flow {
+  int32_t part = 0, device = 0, source = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
+  bool returns = false;                                 // a gradient goes back
+  int32_t forward = -1, backward = -1;                  // the transfers' slots, -1 where it does not move
+  int32_t readers_begin = 0;                            // its readers begin here in FlowBlock::readers
+  int64_t bytes = 0;
+  Trip there, back;
+
+  bool moves() const { return source != device; }
+};
+
+struct Reader {
+  int32_t reader, part;  // an index in the tensor's readers, and a part of that op
+};
+
+struct FlowBlock : Block {
+  std::vector<Flow> flows;
+  std::vector<Hold> before, after;            // what each resource serves of the transfers, there and back
+  std::vector<int64_t> made;                  // by device: bytes of what is moved there
+  std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
+  std::vector<Reader> readers;                // of all flows
+  std::vector<int32_t> next, next_end;        // successors of all transfers, and where each one's end
+  std::vector<Edge> forward;                  // from the maker's tasks
+  std::vector<std::vector<Edge>> backward;    // from each reader's tasks
+  std::vector<bool> read, returns;            // by the maker's part: some device has it, a gradient comes back to it
+  bool all_read = false, all_return = false;  // of every output part some copy
+  // By reader: the least time that its messages add, or uncounted: after any part that sends, and before any that
+  // receives.
+  std::vector<int64_t> weight_forward, weight_backward, arrival_forward;
+  int64_t arrival_backward = 0;                 // before any of the maker's parts
+  int64_t most_forward = 0, most_backward = 0;  // that a resource serves of the transfers
+
+  void clear();
+  bool is_large() const { return flows.capacity() > 1024; }
+  bool shares(const FlowBlock& other) const { return count > 0 && other.count > 0 && begin == other.begin; }
+  std::span<const Reader> readers_of(size_t flow) const {
+    const auto begin = static_cast<size_t>(flows[flow].readers_begin);
+    const size_t end = flow + 1 < flows.size() ? flows[flow + 1].readers_begin : readers.size();
+    return {readers.data() + begin, end - begin};
+  }
+};
+
+// By tensor; null where no op makes it.
+class FlowBlocks final : public Blocks {
+ public:
+  explicit FlowBlocks(TaskGraph& graph);
+  ~FlowBlocks() override;
+
+  const std::unique_ptr<FlowBlock>& operator[](size_t tensor) const { return blocks_[tensor]; }
+  size_t size() const { return blocks_.size(); }
+  // Finds some of the flows that a change reaches, after `make` has forgotten all of them. False where these alone,
+  // with all else that is counted and how long resources stand idle, pass the limit.
+  bool route(ChangeSet& changes, int64_t limit, const Idle* idle);
+
+  void make(const ChangeSet& changes) override;
+  void join(ChangeSet& changes) override;
+  void commit() override;
+  void rollback(const ChangeSet& changes) override;
+  void add_edges(int32_t op, std::vector<Edge>& edges) const override;
+  void add_slots(std::vector<SlotRun>& runs) const override;
+  void list(Listing& listing) const override;
 
  private:
-  struct Found {
-    int32_t flow;
-    Reader reader;
-  };
-
-  // What resources serve of some messages.
-  class Tally {
-   public:
-    explicit Tally(size_t num_resources) : served_(num_resources) {}
-
-    int64_t add(int32_t resource, int64_t duration);  // returns what it serves now
-    int64_t end(std::vector<Hold>* sums = nullptr);   // begins anew; returns the most that a resource served
-
-   private:
-    std::vector<int64_t> served_;     // by resource
-    std::vector<int32_t> resources_;  // that serve any
-  };
-
-  // The transfers of one direction.
-  struct Direction {
-    Tally tally;
-    std::vector<int64_t> others;  // by resource: what else is counted, and how long it stands idle
-    int64_t most = 0;             // that a resource takes for all of this
-
-    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle);
-    Trip add(const Topology::Way& way);
-  };
-
-  const TaskGraph::OpState& reader(size_t i) const { return graph_.ops[tensor_->readers[i].first]; }
-  void begin(int32_t tensor, FlowBlock& block);
-  void begin_trips();
-  bool fits() const;
-  void find_flows(int32_t part);
-  int32_t flow_to(int32_t part, int32_t device, const Interval* hull);
-  Flow new_flow(int32_t part, int32_t device) const;
-  void sort_readers();
-  void find_gaps();
-  void add_trips(size_t first);
-  class Together;
-  void weigh_by_output();
-  void weigh_by_reader();
-  bool moves_alike(const FlowBlock& before) const;
-  void add_holds(Flow& flow, bool back);
-  void add_transfers(const FlowBlock* before);
-  void find_shortcuts();
-  void look_at(std::span<const Reader> readers);
-  bool follows(const Reader& reading, bool back) const;
-  void connect();
-  void connect_gradients();
-  int32_t first_return(size_t flow) const;
-  void find_sinks(const Flow& flow, bool first);
+  void count(const FlowBlock& block, int64_t sign);
+  void mark_relinked(int32_t tensor, const FlowBlock& old);
+  void drop(std::unique_ptr<FlowBlock> block, const FlowBlock* other);
+  void list_tensor(int32_t tensor, Listing& listing) const;
 
   TaskGraph& graph_;
-  int32_t index_ = 0;
-  const Tensor* tensor_ = nullptr;
-  const TaskGraph::OpState* maker_ = nullptr;
-  FlowBlock* block_ = nullptr;
-  int64_t rank_ = 0;
-  std::vector<bool> gives_;                // by reader: it gives back a gradient
-  std::vector<const Overlaps*> overlaps_;  // by reader
-  std::vector<int32_t> flow_on_;           // by device: the flow of the present output part
-  std::vector<Found> found_;
-  std::vector<int32_t> at_, first_part_, by_part_;
-  Tally together_;
-  Direction there_, back_;
-  bool meets_ = false;
-  int64_t limit_ = INT64_MAX;
-  const Idle* idle_ = nullptr;
-  std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `after`
-  std::vector<int32_t> first_shortcut_;           // by reader after
-  std::vector<std::span<const Reader>> in_flow_;  // by reader
-  std::vector<int32_t> sinks_;                    // the tasks that take a gradient
+  std::vector<std::unique_ptr<FlowBlock>> blocks_;
+  std::vector<std::pair<int32_t, std::unique_ptr<FlowBlock>>> replaced_;
+  Spares<FlowBlock> spare_;
+  std::unique_ptr<FlowBuilder> builder_;
 };
 
 }  // namespace soapstone

@@ -9,13 +9,9 @@
 namespace soapstone {
 
 Listing::Listing(const Graph& graph, Machine machine, const Times& times, const std::vector<Configuration>& strategy)
-    : graph_(graph, std::move(machine), times, true) {
+    : graph_(graph, std::move(machine), times, {.thorough = true}) {
   graph_.begin(strategy);
-  for (size_t op = 0; op < graph.ops.size(); ++op) add_op(static_cast<int32_t>(op));
-  for (size_t tensor = 0; tensor < graph.tensors.size(); ++tensor)
-    if (graph_.flows[tensor]) add_flows(static_cast<int32_t>(tensor));
-  for (size_t group = 0; group < graph_.groups.size(); ++group) add_syncs(static_cast<int32_t>(group));
-  add_updates();
+  graph_.list(*this);
   sort_rows();
 }
 
@@ -29,94 +25,11 @@ void Listing::add(int32_t slot, TaskRow row) {
   slots_.push_back(slot);
 }
 
-void Listing::add_op(int32_t op) {
-  const auto& [configuration, layout, block, next] = graph_.ops[op];
-  const auto computes = [&](const std::vector<int32_t>& slots, bool backward, bool finish) {
-    for (size_t part = 0; part < slots.size(); ++part) {
-      if (slots[part] < 0) continue;
-      TaskRow row;
-      row.kind = backward ? Kind::backward : Kind::forward;
-      row.op = op;
-      row.part = static_cast<int32_t>(part);
-      row.backward = backward;
-      row.finish = finish;
-      row.devices = {configuration.devices[part]};
-      add(slots[part], std::move(row));
-    }
-  };
-  const auto combines = [&](const std::vector<int32_t>& slots, bool backward) {
-    for (size_t group = 0; group < slots.size(); ++group) {
-      TaskRow row;
-      row.kind = Kind::combine;
-      row.op = op;
-      row.part = static_cast<int32_t>(group);
-      row.backward = backward;
-      row.bytes = layout->combine_bytes[group];
-      row.devices = devices_of(configuration, layout->groups[group]);
-      add(slots[group], std::move(row));
-    }
-  };
-  computes(block->forward, false, false);
-  combines(block->combine_forward, false);
-  computes(block->finish_forward, false, true);
-  computes(block->finish_backward, true, true);
-  combines(block->combine_backward, true);
-  computes(block->backward, true, false);
-}
-
-void Listing::add_flows(int32_t index) {
-  const auto& block = *graph_.flows[index];
-  const auto& tensor = graph_.graph.tensors[index];
-  const auto rank = static_cast<ptrdiff_t>(num_dims(tensor.factoring));
-  for (size_t i = 0; i < block.flows.size(); ++i) {
-    const auto& flow = block.flows[i];
-    const auto number = static_cast<int32_t>(flows.size());
-    const auto* hull = block.hulls.data() + static_cast<ptrdiff_t>(i) * rank;
-    FlowRow row{index, flow.part, flow.device, flow.source, {hull, hull + rank}, flow.forward, flow.backward, {}};
-    for (const auto& [reader, part] : block.readers_of(i)) row.readers.emplace_back(tensor.readers[reader].first, part);
-    sort_unique(row.readers);
-    flow_[{index, flow.part, flow.device}] = number;
-    flows.push_back(std::move(row));
-    for (const bool backward : {false, true}) {
-      const int32_t slot = backward ? flow.backward : flow.forward;
-      if (slot < 0) continue;
-      TaskRow task;
-      task.kind = Kind::transfer;
-      task.op = tensor.producer;
-      task.part = flow.part;
-      task.backward = backward;
-      task.bytes = flow.bytes;
-      task.flow = number;
-      task.devices = {backward ? flow.device : flow.source, backward ? flow.source : flow.device};
-      add(slot, std::move(task));
-    }
-  }
-}
-
-void Listing::add_syncs(int32_t index) {
-  const auto& group = graph_.groups[index];
-  for (const auto& bucket : graph_.syncs[index]->tasks->buckets) {
-    const auto& [first, piece] = bucket.pieces[0];
-    TaskRow row;
-    row.kind = Kind::sync;
-    row.op = graph_.graph.tensors[group.tensors[first]].readers.front().first;
-    row.part = piece;
-    row.backward = true;
-    row.bytes = bucket.bytes;
-    row.devices = bucket.holders;
-    for (const auto& [i, p] : bucket.pieces) row.pieces.emplace_back(group.tensors[i], p);
-    add(bucket.slot, std::move(row));
-  }
-}
-
-void Listing::add_updates() {
-  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device) {
-    if (!graph_.has_update(device)) continue;
-    TaskRow row;
-    row.kind = Kind::update;
-    row.devices = {device};
-    add(device, std::move(row));
-  }
+int32_t Listing::add_flow(FlowRow row) {
+  const auto number = static_cast<int32_t>(flows.size());
+  flow_[{row.tensor, row.part, row.device}] = number;
+  flows.push_back(std::move(row));
+  return number;
 }
 
 void Listing::sort_rows() {
@@ -166,8 +79,8 @@ Fetch Listing::fetch(int32_t op, int32_t part, int32_t input) const {
 }
 
 std::vector<Piece> Listing::pieces(int32_t tensor) const {
-  for (size_t group = 0; group < graph_.groups.size(); ++group) {
-    const auto& tensors = graph_.groups[group].tensors;
+  for (size_t group = 0; group < graph_.syncs.groups().size(); ++group) {
+    const auto& tensors = graph_.syncs.groups()[group].tensors;
     const auto at = std::find(tensors.begin(), tensors.end(), tensor);
     if (at == tensors.end()) continue;
     auto result = *graph_.syncs[group]->pieces[at - tensors.begin()];

@@ -41,6 +41,11 @@ class Listing {
   std::vector<TaskRow> tasks;
   std::vector<FlowRow> flows;
 
+  // For the blocks: a row with what it does, to which the task at a slot gives the rest; and what moves, which returns
+  // its number.
+  void add(int32_t slot, TaskRow row);
+  int32_t add_flow(FlowRow row);
+
   TaskList list() const;
   Fetch fetch(int32_t op, int32_t part, int32_t input) const;
   std::vector<Piece> pieces(int32_t tensor) const;
@@ -48,11 +53,6 @@ class Listing {
   TaskGraph& graph() { return graph_; }
 
  private:
-  void add_op(int32_t op);
-  void add_flows(int32_t tensor);
-  void add_syncs(int32_t group);
-  void add_updates();
-  void add(int32_t slot, TaskRow row);
   void sort_rows();
 
   TaskGraph graph_;

@@ -17,7 +17,7 @@ class Proposal {
   void regroup() { graph_.regroup(); }
   // Finds some of what moves between them now. False where that alone, with all else that is counted and how long
   // resources stand idle, passes the limit.
-  bool route(int64_t limit, const Idle& idle) { return graph_.route(limit, idle); }
+  bool route(int64_t limit, const Idle* idle) { return graph_.route(limit, idle); }
   bool is_routed() const { return graph_.changes().unrouted().empty(); }
   // Makes tasks of it all and joins them to the rest.
   void link() { graph_.link(); }

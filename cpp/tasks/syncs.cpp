@@ -1,17 +1,22 @@
-// Gradient sums: the pieces of parameters, put into buckets of one holder set, and who waits for them.
+#include "tasks/syncs.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <numeric>
 
 #include "support/sorting.hpp"
+#include "tasks/listing.hpp"
 #include "tasks/taskgraph.hpp"
 
 namespace soapstone {
 
+namespace {
+
 class SyncBuilder {
  public:
-  SyncBuilder(TaskGraph& graph, const SyncGroup& group, SyncBlock& block)
-      : graph_(graph), group_(group), block_(block) {}
+  // `reading_of` is -1 everywhere between calls.
+  SyncBuilder(TaskGraph& graph, const SyncGroup& group, SyncBlock& block, std::vector<int32_t>& reading_of)
+      : graph_(graph), group_(group), block_(block), reading_of_(reading_of) {}
 
   void find(const SyncBlock* before) {
     for (size_t i = 0; i < group_.tensors.size(); ++i)
@@ -53,7 +58,8 @@ class SyncBuilder {
 
   bool is_changing(size_t i) const {
     const auto& readers = tensor(i).readers;
-    return std::any_of(readers.begin(), readers.end(), [&](const auto& at) { return graph_.is_changing(at.first); });
+    return std::any_of(readers.begin(), readers.end(),
+                       [&](const auto& at) { return graph_.ops.is_changing(at.first); });
   }
 
   std::shared_ptr<const std::vector<Piece>> find_pieces(int32_t index) const {
@@ -84,30 +90,29 @@ class SyncBuilder {
 
   std::vector<Piece> by_reading(int32_t index) const {
     const size_t num_words = (graph_.totals.elements.size() + 63) / 64;
-    auto& reading_of = graph_.reading_of_;
-    reading_of.resize(graph_.layouts_.num_regions(), -1);
+    reading_of_.resize(graph_.layouts.num_regions(), -1);
     std::vector<Reading> readings;
     std::vector<int32_t> regions;
     std::vector<uint64_t> on;  // a bit for each reading and device
     for (const auto& [op, input] : graph_.graph.tensors[index].readers) {
-      const auto& [configuration, layout, block, next] = graph_.ops[op];
+      const auto& [configuration, layout, block] = graph_.ops[op];
       const Share& share = layout->inputs[input];
       const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
       for (int32_t part = 0; part < layout->num_parts; ++part) {
         const int32_t box = share.of_part[part], region = share.regions[box], device = configuration.devices[part];
         if (region < 0) continue;
-        if (reading_of[region] < 0) {
-          reading_of[region] = static_cast<int32_t>(readings.size());
+        if (reading_of_[region] < 0) {
+          reading_of_[region] = static_cast<int32_t>(readings.size());
           readings.push_back({&share.boxes[box], {}, {}});
           regions.push_back(region);
           on.resize(on.size() + num_words);
         }
-        const int32_t reading = reading_of[region];
+        const int32_t reading = reading_of_[region];
         readings[reading].parts.emplace_back(static_cast<int32_t>(place), part);
         on[reading * num_words + (device >> 6)] |= uint64_t{1} << (device & 63);
       }
     }
-    for (const int32_t region : regions) reading_of[region] = -1;
+    for (const int32_t region : regions) reading_of_[region] = -1;
     for (size_t i = 0; i < on.size(); ++i)
       for (uint64_t bits = on[i]; bits; bits &= bits - 1)
         readings[i / num_words].devices.push_back(static_cast<int32_t>(i % num_words * 64) + std::countr_zero(bits));
@@ -155,7 +160,7 @@ class SyncBuilder {
       const uint64_t key = pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p);
       graph_.pool.write(slot, key, graph_.sync_tail(), tasks.holds, bucket.trip);
       bucket.slot = slot++;
-      tasks.next.insert(tasks.next.end(), bucket.holders.begin(), bucket.holders.end());
+      for (const int32_t device : bucket.holders) tasks.next.push_back(graph_.updates.slot_of(device));
     }
     const int32_t* at = tasks.next.data();
     for (const auto& bucket : tasks.buckets) {
@@ -173,7 +178,7 @@ class SyncBuilder {
       for (const auto& [i, p] : bucket.pieces) visit((*block_.pieces[i])[p], bucket.slot, bucket.trip.time);
     for (const auto& pieces : block_.pieces)
       for (const auto& piece : *pieces)
-        if (piece.holders.size() == 1) visit(piece, piece.holders[0], 0);
+        if (piece.holders.size() == 1) visit(piece, graph_.updates.slot_of(piece.holders[0]), 0);
   }
 
   // By op: every part's gradients go to a sum that takes at least this long.
@@ -198,7 +203,10 @@ class SyncBuilder {
   TaskGraph& graph_;
   const SyncGroup& group_;
   SyncBlock& block_;
+  std::vector<int32_t>& reading_of_;  // by region
 };
+
+}  // namespace
 
 void SyncBlock::clear() {
   tasks.reset();
@@ -207,39 +215,142 @@ void SyncBlock::clear() {
   all_wait = true;
 }
 
-std::unique_ptr<SyncBlock> TaskGraph::find_syncs(int32_t group) {
-  auto block = spare_syncs_.take();
-  SyncBuilder(*this, groups[group], *block).find(syncs[group].get());
-  return block;
+SyncBlocks::SyncBlocks(TaskGraph& graph) : graph_(graph) {
+  make_groups();
+  blocks_.resize(groups_.size());
 }
 
-void TaskGraph::join_syncs(int32_t group) { SyncBuilder(*this, groups[group], *syncs[group]).join(); }
+void SyncBlocks::make(const ChangeSet& changes) {
+  for (const int32_t group : changes.groups) {
+    auto block = spare_.take();
+    SyncBuilder(graph_, groups_[group], *block, reading_of_).find(blocks_[group].get());
+    if (blocks_[group]) count(group, *blocks_[group], -1);
+    count(group, *block, 1);
+    num_unawaited_ += !block->all_wait;  // beside the one that it replaces
+    std::swap(blocks_[group], block);
+    replaced_.emplace_back(group, std::move(block));
+  }
+}
+
+void SyncBlocks::count(int32_t group, const SyncBlock& block, int64_t sign) {
+  auto& [parameters, gradients, saved, made, buckets] = graph_.totals.memory;
+  graph_.totals.count(*block.tasks, sign);
+  for (size_t i = 0; i < groups_[group].tensors.size(); ++i)
+    for (const auto& piece : *block.pieces[i])
+      for (const int32_t device : piece.holders) {
+        const int64_t bytes = piece.elements * graph_.graph.tensors[groups_[group].tensors[i]].item_size;
+        parameters[device] += sign * bytes;
+        if (!groups_[group].grad) continue;
+        gradients[device] += sign * bytes;
+        graph_.totals.elements[device] += sign * piece.elements;
+      }
+  for (const auto& bucket : block.tasks->buckets)
+    for (const int32_t device : bucket.holders) buckets[device] += sign * bucket.bytes;
+}
+
+const SyncBlock& SyncBlocks::before(int32_t group) const {
+  const auto at = std::find_if(replaced_.begin(), replaced_.end(), [&](const auto& old) { return old.first == group; });
+  return at == replaced_.end() ? *blocks_[group] : *at->second;
+}
+
+void SyncBlocks::join(ChangeSet& changes) {
+  for (const auto& [group, old] : replaced_) {
+    SyncBuilder(graph_, groups_[group], *blocks_[group], reading_of_).join();
+    const auto& block = *blocks_[group];
+    const auto& ops = groups_[group].ops;
+    for (size_t i = 0; old && i < ops.size(); ++i)
+      if (old->edges[i] != block.edges[i]) graph_.successors.mark(ops[i]);
+    if (old && old->tasks == block.tasks) continue;
+    changes.fresh.push_back(block.tasks->run());
+    graph_.pool.link(block.tasks->next);
+    if (!old) continue;
+    changes.gone.push_back(old->tasks->run());
+    graph_.pool.unlink(old->tasks->next);
+  }
+}
+
+void SyncBlocks::commit() {
+  for (auto& [group, old] : replaced_) {
+    num_unawaited_ -= old && !old->all_wait;
+    drop(std::move(old), blocks_[group].get());
+  }
+  replaced_.clear();
+}
+
+void SyncBlocks::rollback(const ChangeSet& changes) {
+  for (auto& [group, old] : replaced_) {
+    std::swap(blocks_[group], old);  // `old` is the new one from here on
+    const SyncBlock* block = blocks_[group].get();
+    num_unawaited_ -= !old->all_wait;
+    if (changes.linked && !(block && block->tasks == old->tasks)) {
+      graph_.pool.unlink(old->tasks->next);
+      if (block) graph_.pool.link(block->tasks->next);
+    }
+    drop(std::move(old), block);
+  }
+  replaced_.clear();
+}
+
+// One of two blocks of a group, which may share their tasks.
+void SyncBlocks::drop(std::unique_ptr<SyncBlock> block, const SyncBlock* other) {
+  if (!block) return;
+  if (!other || block->tasks != other->tasks) graph_.pool.give_back(*block->tasks);
+  spare_.give(std::move(block));
+}
+
+void SyncBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+  for (const auto& [group, place] : groups_of_op_[op]) {
+    const auto& more = blocks_[group]->edges[place];
+    edges.insert(edges.end(), more.begin(), more.end());
+  }
+}
+
+void SyncBlocks::add_slots(std::vector<SlotRun>& runs) const {
+  for (const auto& block : blocks_) runs.push_back(block->tasks->run());
+}
+
+void SyncBlocks::list(Listing& listing) const {
+  for (size_t group = 0; group < blocks_.size(); ++group)
+    for (const auto& bucket : blocks_[group]->tasks->buckets) {
+      const auto& tensors = groups_[group].tensors;
+      const auto& [first, piece] = bucket.pieces[0];
+      TaskRow row;
+      row.kind = Kind::sync;
+      row.op = graph_.graph.tensors[tensors[first]].readers.front().first;
+      row.part = piece;
+      row.backward = true;
+      row.bytes = bucket.bytes;
+      row.devices = bucket.holders;
+      for (const auto& [i, p] : bucket.pieces) row.pieces.emplace_back(tensors[i], p);
+      listing.add(bucket.slot, std::move(row));
+    }
+}
 
 // Parameters in the order in which backward completes them, one a group where nothing shares a bucket.
-void TaskGraph::make_groups() {
+void SyncBlocks::make_groups() {
   std::vector<std::pair<int32_t, int32_t>> order;  // (first reader, tensor)
-  for (size_t i = 0; i < graph.tensors.size(); ++i)
-    if (graph.tensors[i].source == Source::parameter && !graph.tensors[i].readers.empty())
-      order.emplace_back(-graph.tensors[i].readers.front().first, static_cast<int32_t>(i));
+  for (size_t i = 0; i < graph_.graph.tensors.size(); ++i)
+    if (graph_.graph.tensors[i].source == Source::parameter && !graph_.graph.tensors[i].readers.empty())
+      order.emplace_back(-graph_.graph.tensors[i].readers.front().first, static_cast<int32_t>(i));
   std::sort(order.begin(), order.end());
   int32_t shared = -1;
   for (const auto& [unused, tensor] : order) {
-    const bool grad = graph.tensors[tensor].grad;
-    if (machine.bucket_bytes > 0 && grad && shared >= 0) {
-      groups[shared].tensors.push_back(tensor);
+    const bool grad = graph_.graph.tensors[tensor].grad;
+    if (graph_.machine.bucket_bytes > 0 && grad && shared >= 0) {
+      groups_[shared].tensors.push_back(tensor);
       continue;
     }
-    if (grad) shared = static_cast<int32_t>(groups.size());
-    groups.push_back({{tensor}, {}, grad});
+    if (grad) shared = static_cast<int32_t>(groups_.size());
+    groups_.push_back({{tensor}, {}, grad});
   }
-  groups_of_op.resize(graph.ops.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    auto& readers = groups[i].ops;
-    for (const int32_t tensor : groups[i].tensors)
-      for (const auto& [op, input] : graph.tensors[tensor].readers) readers.push_back(op);
+  groups_of_op_.resize(graph_.graph.ops.size());
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    auto& readers = groups_[i].ops;
+    for (const int32_t tensor : groups_[i].tensors)
+      for (const auto& [op, input] : graph_.graph.tensors[tensor].readers) readers.push_back(op);
     sort_unique(readers);
     for (size_t k = 0; k < readers.size(); ++k)
-      groups_of_op[readers[k]].emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(k));
+      groups_of_op_[readers[k]].emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(k));
   }
 }
 

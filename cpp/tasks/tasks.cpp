@@ -6,17 +6,23 @@
 
 namespace soapstone {
 
-// phase 2 bits, op 16, kind 3, slot 7, major 18, minor 18.
+namespace {
+
+constexpr int phase_bits = 3, op_bits = 16, kind_bits = 4, slot_bits = 7, part_bits = 17;
+static_assert(phase_bits + op_bits + kind_bits + slot_bits + 2 * part_bits == 64);
+static_assert(most_parts == 1 << part_bits && phase_shift == 64 - phase_bits);
+
+}  // namespace
+
 uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) {
-  constexpr int64_t most_ops = 1 << 16, most_slots = 1 << 7;
-  if (op >= most_ops || slot >= most_slots || major >= most_parts || minor >= most_parts)
+  if (op >= 1 << op_bits || slot >= 1 << slot_bits || major >= most_parts || minor >= most_parts)
     throw std::invalid_argument(
-        "the task graph has more than 2^16 ops, 2^18 parts or devices, or 128 outputs of one op");
-  uint64_t key = phase << 16 | static_cast<uint64_t>(op);
-  key = key << 3 | static_cast<uint64_t>(kind);
-  key = key << 7 | static_cast<uint64_t>(slot);
-  key = key << 18 | static_cast<uint64_t>(major);
-  return key << 18 | static_cast<uint64_t>(minor);
+        "the task graph has more than 2^16 ops, 2^17 parts or devices, or 128 outputs of one op");
+  uint64_t key = phase << op_bits | static_cast<uint64_t>(op);
+  key = key << kind_bits | static_cast<uint64_t>(kind);
+  key = key << slot_bits | static_cast<uint64_t>(slot);
+  key = key << part_bits | static_cast<uint64_t>(major);
+  return key << part_bits | static_cast<uint64_t>(minor);
 }
 
 namespace {

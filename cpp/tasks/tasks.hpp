@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "machine/hold.hpp"
+#include "tasks/changes.hpp"
 
 namespace soapstone {
 
@@ -15,12 +16,13 @@ enum class Kind : int32_t { forward, backward, combine, transfer, sync, update }
 
 enum Phase : uint64_t { forward_phase, backward_phase, sync_phase, update_phase };
 
-constexpr int64_t most_parts = 1 << 18;
+constexpr int64_t most_parts = 1 << 17;
 constexpr int64_t longest_time = int64_t{1} << 43;  // ns of one task: far from overflow in sums
 
 // What orders tasks that are ready at the same time. It depends on the strategy alone, never on history.
 uint64_t pack_key(uint64_t phase, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor);
-inline uint64_t phase_of(uint64_t key) { return key >> 62; }
+constexpr int phase_shift = 61;
+inline uint64_t phase_of(uint64_t key) { return key >> phase_shift; }
 
 // One cache line; the first hold lies here, since most tasks have no other.
 struct alignas(64) Task {
@@ -61,6 +63,8 @@ struct Block {
   int32_t begin = 0, count = 0;  // slots
   std::vector<Hold> holds;
   size_t num_before = 0, first_after = 0;  // holds that surely come before the loss: the first; after it: the last
+
+  SlotRun run() const { return {begin, count}; }
 };
 
 class TaskPool {
@@ -71,8 +75,6 @@ class TaskPool {
     int32_t waiting = 0;  // for how many others it still waits
     int32_t link = 0;     // the calendar's: who is ready on the same day
   };
-
-  explicit TaskPool(int32_t num_fixed) : tasks(num_fixed), states(num_fixed), waiting(num_fixed) {}
 
   std::vector<Task> tasks;       // by slot
   std::vector<State> states;     // likewise

@@ -5,11 +5,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "tasks/tasks.hpp"
+
 namespace soapstone {
 
 // Bytes by device.
 struct MemoryTotals {
   std::vector<int64_t> parameters, gradients, saved, made, buckets;
+
+  // What is there beside a task's own bytes, where the optimizer keeps so many numbers for each element.
+  int64_t lasting(size_t device, int64_t num_states) const;
 };
 
 // What adds up over all tasks.
@@ -22,6 +27,9 @@ struct Totals {
   std::vector<int64_t> compute;   // by device: what ops have it do
   std::vector<int64_t> elements;  // by device: what its update changes
   MemoryTotals memory;
+
+  // Add what a block's tasks hold, or with -1 take it away.
+  void count(const Block& block, int64_t sign);
 };
 
 // By resource: how long it stands idle before a change can touch anything, up to the loss and from there on.

@@ -273,7 +273,7 @@ class Method(enum.Enum):
     delta = 2
 
 class Simulator:
-    def __init__(self, graph: Graph, machine: Machine, times: Times) -> None: ...
+    def __init__(self, graph: Graph, machine: Machine, times: Times, *, loss_may_separate: bool = True) -> None: ...
 
     def begin(self, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> int:
         """Play the first strategy and return its makespan."""
