@@ -185,6 +185,20 @@ def test_each_shared_piece_is_synced_once(name: str, spec: str, seed: int) -> No
     assert found == wanted
 
 
+def runs(graph: ss.OperatorGraph, limit: int) -> dict[int, int]:
+    """Parameters in the order of backward, cut where their bytes reach the limit."""
+    first = {o.tensor: -i for i, op in reversed(list(enumerate(graph.ops))) for o in op.inputs}
+    order = sorted((first[i], i) for i in held_tensors(graph) if graph.tensors[i].grad and i in first)
+    found: dict[int, int] = {}
+    run, size = 0, 0
+    for _, i in order:
+        if size >= limit:
+            run, size = run + 1, 0
+        found[i] = run
+        size += prod(graph.tensors[i].shape) * ITEM_SIZES[graph.tensors[i].dtype]
+    return found
+
+
 @on_random_strategies
 def test_buckets_join_neighbours_of_one_holder_set(name: str, spec: str, seed: int) -> None:
     sim, _ = simulated(name, spec, seed)
@@ -197,8 +211,11 @@ def test_buckets_join_neighbours_of_one_holder_set(name: str, spec: str, seed: i
             assert all(singles[piece].devices == bucket.devices for piece in bucket.pieces)
             assert bucket.bytes == sum(singles[piece].bytes for piece in bucket.pieces)
             assert bucket.bytes - singles[bucket.pieces[-1]].bytes < limit
+        run_of = runs(sim.graph, limit)
         for one, other in pairwise(buckets):
-            assert one.devices != other.devices or one.bytes >= limit
+            apart = run_of[one.pieces[-1][0]] != run_of[other.pieces[0][0]]
+            assert one.devices != other.devices or one.bytes >= limit or apart
+        assert all(len({run_of[tensor] for tensor, _ in bucket.pieces}) == 1 for bucket in buckets)
 
 
 # ---- combines ----

@@ -57,6 +57,13 @@ int64_t num_dims(const Factoring& factoring) {
   return count;
 }
 
+int64_t num_elements(const Factoring& factoring) {
+  int64_t count = 1;
+  for (const auto& axis : factoring)
+    for (const int64_t size : axis) count *= size;
+  return count;
+}
+
 Box whole(const Factoring& factoring) {
   Box box;
   for (const auto& axis : factoring)

@@ -32,6 +32,7 @@ std::optional<Box> intersect(const Box&, const Box&);
 Interval part_interval(int64_t part, int64_t degree, int64_t size);
 
 int64_t num_dims(const Factoring&);
+int64_t num_elements(const Factoring&);
 Box whole(const Factoring&);
 std::optional<Sizes> refine(const Sizes& a, const Sizes& b);
 

@@ -326,22 +326,29 @@ void SyncBlocks::list(Listing& listing) const {
     }
 }
 
-// Parameters in the order in which backward completes them, one a group where nothing shares a bucket.
+// Parameters in the order in which backward completes them. Those that may share a bucket are cut into runs of its
+// size, so that a change of one op leaves the buckets of the other runs alone.
 void SyncBlocks::make_groups() {
+  const auto& tensors = graph_.graph.tensors;
   std::vector<std::pair<int32_t, int32_t>> order;  // (first reader, tensor)
-  for (size_t i = 0; i < graph_.graph.tensors.size(); ++i)
-    if (graph_.graph.tensors[i].source == Source::parameter && !graph_.graph.tensors[i].readers.empty())
-      order.emplace_back(-graph_.graph.tensors[i].readers.front().first, static_cast<int32_t>(i));
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].source == Source::parameter && !tensors[i].readers.empty())
+      order.emplace_back(-tensors[i].readers.front().first, static_cast<int32_t>(i));
   std::sort(order.begin(), order.end());
-  int32_t shared = -1;
+  size_t run = 0;          // its group
+  int64_t bytes_left = 0;  // until it is full
   for (const auto& [unused, tensor] : order) {
-    const bool grad = graph_.graph.tensors[tensor].grad;
-    if (graph_.machine.bucket_bytes > 0 && grad && shared >= 0) {
-      groups_[shared].tensors.push_back(tensor);
+    if (!tensors[tensor].grad) {
+      groups_.push_back({{tensor}, {}, false});
       continue;
     }
-    if (grad) shared = static_cast<int32_t>(groups_.size());
-    groups_.push_back({{tensor}, {}, grad});
+    if (bytes_left <= 0) {
+      run = groups_.size();
+      bytes_left = graph_.machine.bucket_bytes;
+      groups_.push_back({{}, {}, true});
+    }
+    groups_[run].tensors.push_back(tensor);
+    bytes_left -= num_elements(tensors[tensor].factoring) * tensors[tensor].item_size;
   }
   groups_of_op_.resize(graph_.graph.ops.size());
   for (size_t i = 0; i < groups_.size(); ++i) {
