@@ -59,7 +59,9 @@ def predicted(anchor: Anchor, devices: int) -> float:
     """Images a second under data parallelism."""
     graph = _graph(anchor.model, anchor.batch * devices, tuple(anchor.sizes.items()))
     topology = ss.Topology.parse(f"{anchor.kind}:1x{devices}")
-    sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology), optimizer="sgd")
+    sim = ss.simulate(
+        graph, topology, ss.baselines.data_parallel(graph, topology), training=ss.Training(optimizer="sgd")
+    )
     return anchor.batch * devices / sim.makespan
 
 
@@ -77,7 +79,9 @@ def main() -> None:
     topology = ss.Topology.parse("h200:1x1")
     for model, measured in H200.items():
         graph = _graph(model, None, ())
-        sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology), optimizer="sgd")
+        sim = ss.simulate(
+            graph, topology, ss.baselines.data_parallel(graph, topology), training=ss.Training(optimizer="sgd")
+        )
         ratio = sim.makespan * 1e3 / measured
         table.add_row(model, f"{sim.makespan * 1e3:.1f}", f"{measured:.1f}", f"{ratio:.2f}")
     Console(width=120).print(table)

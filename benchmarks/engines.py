@@ -73,7 +73,7 @@ class Chain:
         self.graph, topology = load_graph(Request(model, 64, {}, options)), ss.Topology.parse(text)
         self.strategy = ss.baselines.data_parallel(self.graph, topology).native
         self.times = KnownTimes(self.graph, topology, ss.AnalyticCosts())
-        self.machine = machine_of(topology, self.times, "adam", 0)
+        self.machine = machine_of(topology, self.times, ss.Training(bucket_bytes=0))
         for op, (degrees, devices) in enumerate(self.strategy):
             self.times.fill(op, degrees, devices)
         self.moves = self._moves(ss.Space(self.graph, topology))

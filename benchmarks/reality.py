@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -30,7 +29,6 @@ from soapstone.runtime.calibration import Calibrator
 from soapstone.runtime.checking import check
 from soapstone.runtime.sharing import run_ranks, shared_gpu
 from soapstone.runtime.transports import joined
-from soapstone.simulator import bucket_bytes_of
 
 from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
 
@@ -69,17 +67,17 @@ def predictions(graph: ss.OperatorGraph, topology: ss.Topology, folder: Path, pl
     """Leave five strategies in a folder, and return what they are predicted to take."""
     beside = topology.num_devices - 1 if place.type == "cpu" else 0
     costs = ss.MeasuredCosts(place.type, beside=beside)
-    training: dict[str, Any] = {"costs": costs, "optimizer": "sgd", "bucket_bytes": bucket_bytes_of(topology)}
+    training = ss.Training(costs, "sgd")
     strategies = {
         "data": ss.baselines.data_parallel(graph, topology),
         "model": ss.baselines.model_parallel(graph, topology),
         "expert": ss.baselines.expert(graph, topology),
         "random": ss.baselines.random(graph, topology, seed=0),
-        "searched": ss.search(graph, topology, budget=BUDGET, **training).strategy,
+        "searched": ss.search(graph, topology, budget=BUDGET, training=training).strategy,
     }
     for name, strategy in strategies.items():
         strategy.save(folder / f"{name}.json")
-    return {name: ss.simulate(graph, topology, strategies[name], **training).makespan for name in strategies}
+    return {name: ss.simulate(graph, topology, strategies[name], training=training).makespan for name in strategies}
 
 
 def compare(make: Make, topology: ss.Topology, rounds: int, transport: Transport, place: torch.device) -> list[Row]:

@@ -81,10 +81,11 @@ def configurations(name: str, text: str) -> dict[str, list[ss.Configuration]]:
     return {op.name: space.configurations(op.name) for op in graph.ops}
 
 
-def start(name: str, text: str, seed: int, bucket_bytes: int = 0) -> ss.Simulator:
+def start(name: str, text: str, seed: int, bucket_bytes: int = 0, **options: bool) -> ss.Simulator:
     graph, topology = graph_of(name), ss.Topology.parse(text)
     strategies = (ss.baselines.data_parallel(graph, topology), ss.baselines.random(graph, topology, seed=seed))
-    return ss.Simulator(graph, topology, strategies[seed % 2], bucket_bytes=bucket_bytes)
+    training = ss.Training(bucket_bytes=bucket_bytes)
+    return ss.Simulator(graph, topology, strategies[seed % 2], training=training, **options)
 
 
 def moves(name: str, text: str, seed: int) -> Iterator[Changes]:

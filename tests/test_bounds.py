@@ -125,7 +125,7 @@ def test_a_part_that_waits_for_no_op_may_leave_its_device_earlier() -> None:
     graph, topology = captured(Joined(), 8), ss.Topology.parse("p100:1x4")
     costs = Given({"a": (10**6, 1), "b": (10**6, 1), "c": (5 * 10**6, 1), "d": (10**6, 1)})
     where = {"a": ON(), "b": ON(), "c": ON({"in": 2}, (0, 1)), "d": ON({}, (1,)), "sum": ON({}, (1,))}
-    sim = ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), costs=costs)
+    sim = ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), training=ss.Training(costs))
     check(sim, {"c": ON({"in": 2}, (2, 1))})
 
 
@@ -134,7 +134,7 @@ def test_gradients_of_readers_side_by_side_are_not_added_up() -> None:
     costs = Given({"c1": (1, 10**6), "c2": (1, 10**6), "c3": (1, 10**6)})
     places = {"x": 2, "y": 3, "c1": 0, "c2": 0, "c3": 0, "o": 1, "sum": 1}
     strategy = ss.Strategy(graph, topology, {name: ON({}, (device,)) for name, device in places.items()})
-    check(ss.Simulator(graph, topology, strategy, costs=costs), {"y": ON({}, (0,))}, times=9)
+    check(ss.Simulator(graph, topology, strategy, training=ss.Training(costs)), {"y": ON({}, (0,))}, times=9)
 
 
 def test_a_gradient_sum_of_other_rows_is_another_task() -> None:
@@ -146,7 +146,7 @@ def test_a_gradient_sum_of_other_rows_is_another_task() -> None:
     where[rows.name] = ON({"channel": 4}, (0, 0, 0, 0))
     where[detached.name] = ON({"channel": 4}, (0, 0, 1, 0))
     costs = Given({rows.name: (1000, 10**6), "pre": (1000, 1000)})
-    sim = ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), costs=costs)
+    sim = ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), training=ss.Training(costs))
     check(sim, {detached.name: ON({"channel": 4}, (0, 1, 0, 0))})
 
 
@@ -167,7 +167,8 @@ def test_an_update_that_loses_gradients_may_come_sooner() -> None:
     graph, topology = captured(Joined(), 8), ss.Topology.parse("p100:1x4")
     costs = Given({"b": (1, 5 * 10**5)}, update=(0, 10.0**4))
     where = {op.name: ON() for op in graph.ops} | {"a": ON({"sample": 2}, (0, 1)), "b": ON({}, (2,))}
-    check(ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), costs=costs), {"a": ON({}, (1,))})
+    strategy = ss.Strategy(graph, topology, where)
+    check(ss.Simulator(graph, topology, strategy, training=ss.Training(costs)), {"a": ON({}, (1,))})
 
 
 def test_a_part_that_loses_one_of_two_gradients_may_begin_backward_sooner() -> None:
@@ -176,7 +177,7 @@ def test_a_part_that_loses_one_of_two_gradients_may_begin_backward_sooner() -> N
     costs = Given({"cell": (1000, 10**6), "slow": (1000, 10**6), "fast": (1000, 1000)})
     where = {op.name: ON() for op in graph.ops} | {"cell": ON({"length": 7}, (0, 3, 1, 3, 2, 3, 0))}
     where |= {"pool": ON({}, (1,)), "slow": ON({}, (1,)), "fast": ON({}, (2,))}
-    sim = ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), costs=costs)
+    sim = ss.Simulator(graph, topology, ss.Strategy(graph, topology, where), training=ss.Training(costs))
     check(sim, {"pool": ON({"length": 4}, (1, 1, 1, 1))})
 
 
@@ -200,7 +201,7 @@ def test_random_times_and_places(model: type[nn.Module], seed: int) -> None:
 
     names = [op.name for op in graph.ops]
     strategy = ss.Strategy(graph, topology, {name: draw(name) for name in names})
-    sim = ss.Simulator(graph, topology, strategy, costs=costs)
+    sim = ss.Simulator(graph, topology, strategy, training=ss.Training(costs))
     for number in range(40):
         changes = {name: draw(name) for name in rng.sample(names, rng.choice((1, 1, 2)))}
         makespan = check(sim, changes)

@@ -54,7 +54,8 @@ def test_compiled_segments_train_like_one_device(
 
 def test_long_segments_are_cut_where_gradients_are_complete() -> None:
     graph, topology = captured("gpt"), ss.Topology.parse("cpu:1x2")
-    simulation = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology), bucket_bytes=1000)
+    strategy, training = ss.baselines.data_parallel(graph, topology), ss.Training(bucket_bytes=1000)
+    simulation = ss.simulate(graph, topology, strategy, training=training)
 
     def kinds(most_bytes: int | None) -> str:
         program = Plan(simulation, simulation.order, 2, most_bytes=most_bytes).program(0)

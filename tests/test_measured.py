@@ -136,7 +136,7 @@ def test_every_op_of_the_test_models_can_be_measured(name: str) -> None:
         {op.name: choices.choice(space.configurations(op.name)) for op in graph.ops}
     )
     costs = quick()
-    simulation = ss.simulate(graph, topology, strategy, costs=costs)
+    simulation = ss.simulate(graph, topology, strategy, training=ss.Training(costs))
     assert simulation.makespan > 0
     assert costs.num_measured > 0
 
@@ -188,7 +188,7 @@ def test_a_search_asks_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
     result = ss.search(
         tiny(),
         ss.Topology.parse("cpu:1x2"),
-        costs=costs,
+        training=ss.Training(costs),
         proposals=50,
         progress=lambda now: shares.append(now.share) if now.phase == "asking for costs" else None,
     )
@@ -209,7 +209,7 @@ def test_updates_are_measured_and_remembered(monkeypatch: pytest.MonkeyPatch) ->
 def test_another_kind_of_device_gets_a_sentence() -> None:
     graph, topology = tiny(), ss.Topology.parse("p100:1x2")
     with pytest.raises(ss.SoapstoneError, match=r"measured on cpu .* but the topology has p100 devices; use"):
-        ss.simulate(graph, topology, BASELINES["data"](graph, topology), costs=quick())
+        ss.simulate(graph, topology, BASELINES["data"](graph, topology), training=ss.Training(quick()))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

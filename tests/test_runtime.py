@@ -371,7 +371,9 @@ def test_buckets_train_like_one_device(bucket_bytes: int) -> None:
     wanted = reference("mlp").gradients[0]
 
     def act(rank: int, transport: ThreadTransport) -> None:
-        parallel = parallel_on("mlp", rank, transport, strategy=strategy, bucket_bytes=bucket_bytes)
+        parallel = parallel_on(
+            "mlp", rank, transport, strategy=strategy, training=ss.Training(bucket_bytes=bucket_bytes)
+        )
         parallel.step(*batch)
         found = parallel.gradients()
         assert all(torch.allclose(found[name], wanted[name], rtol=1e-9, atol=1e-12) for name in wanted)

@@ -95,7 +95,7 @@ def test_a_result_that_is_no_local_optimum_says_so() -> None:
 def test_metropolis_accepts_as_often_as_it_should() -> None:
     """A chain whose only move chooses between two configurations visits them as p ~ c^(-1/tau) says."""
     graph, topology = case("lenet", "p100:1x2")
-    problem = Problem(graph, topology)
+    problem = Problem(graph, topology, training=ss.Training(bucket_bytes=0))
     start = ss.baselines.data_parallel(graph, topology).native
     op = next(i for i, o in enumerate(graph.ops) if o.kind == "linear")
     table = [start[op], ([1] * len(graph.ops[op].dims), [0])]
@@ -240,12 +240,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "frozen": ({"temperature": 0.0}, "temperature=0.0 is not a share"),
     "no start": ({"initial": []}, "a search needs an initial strategy"),
     "an unknown start": ({"initial": ["best"]}, "initial='best' is no strategy"),
-    "an unknown optimizer": ({"optimizer": "lion"}, "no costs for optimizer 'lion'"),
+    "an unknown optimizer": ({"training": ss.Training(optimizer="lion")}, "no costs for optimizer 'lion'"),
     "no list of starts": ({"initial": 5}, "initial=5 is no list"),
     "no function": ({"progress": 3}, "progress=3 cannot be called"),
     "a list of methods": ({"method": ["paper"]}, "method=['paper'] is not a way to search"),
     "an endless seed": ({"seed": 10**5000}, "seed="),
-    "no costs": ({"costs": 3}, "costs=3 answer no questions"),
+    "no training": ({"training": 3}, "training=3 does not say how to train"),
 }
 
 

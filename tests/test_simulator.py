@@ -82,7 +82,7 @@ def two_layers() -> ss.OperatorGraph:
 def test_memory_by_hand() -> None:
     """Two layers and a sum on one device, in float32."""
     found, topology = two_layers(), ss.Topology.parse("cpu:1x1")
-    sim = ss.simulate(found, topology, ss.baselines.data_parallel(found, topology), optimizer="adam")
+    sim = ss.simulate(found, topology, ss.baselines.data_parallel(found, topology))
     weights = 4 * (8 * 16 + 16 * 4)
     x, hidden, out, loss = 4 * 80, 4 * 160, 4 * 40, 4
     memory = sim.memory
@@ -99,7 +99,10 @@ def test_memory_by_hand() -> None:
 def test_optimizers_keep_different_states() -> None:
     found, topology = two_layers(), ss.Topology.parse("cpu:1x1")
     strategy = ss.baselines.data_parallel(found, topology)
-    peaks = {o: ss.simulate(found, topology, strategy, optimizer=o).peak_memory[0] for o in ("sgd", "momentum", "adam")}
+    peaks = {
+        name: ss.simulate(found, topology, strategy, training=ss.Training(optimizer=name)).peak_memory[0]
+        for name in ("sgd", "momentum", "adam")
+    }
     weights = found.facts.parameter_bytes
     assert peaks["momentum"] - peaks["sgd"] == peaks["adam"] - peaks["momentum"] == weights
 

@@ -84,6 +84,10 @@ def test_an_illegal_configuration_gets_a_sentence(name: str) -> None:
         strategy.replace({"stem": ss.Configuration(degrees, devices)})
 
 
+def data() -> ss.Strategy:
+    return ss.baselines.data_parallel(graph(), TOPOLOGY)
+
+
 NONSENSE: list[Callable[[], object]] = [
     lambda: ss.Configuration(None),  # type: ignore[arg-type]
     lambda: ss.Configuration({}, 3),  # type: ignore[arg-type]
@@ -92,9 +96,12 @@ NONSENSE: list[Callable[[], object]] = [
     lambda: ss.Strategy(graph(), TOPOLOGY, None),  # type: ignore[arg-type]
     lambda: ss.baselines.data_parallel(graph(), TOPOLOGY).replace(None),  # type: ignore[arg-type]
     lambda: ss.baselines.random(graph(), TOPOLOGY, max_parts=-1),
-    lambda: ss.simulate(graph(), TOPOLOGY, ss.baselines.data_parallel(graph(), TOPOLOGY), bucket_bytes=-1),
-    lambda: ss.simulate(graph(), TOPOLOGY, ss.baselines.data_parallel(graph(), TOPOLOGY), bucket_bytes=1.5),  # type: ignore[arg-type]
-    lambda: ss.simulate(graph(), TOPOLOGY, ss.baselines.data_parallel(graph(), TOPOLOGY), optimizer="magic"),
+    lambda: ss.Training(3),  # type: ignore[arg-type]
+    lambda: ss.Training(bucket_bytes=-1),
+    lambda: ss.Training(bucket_bytes=1.5),  # type: ignore[arg-type]
+    lambda: ss.Training(optimizer=0),  # type: ignore[arg-type]
+    lambda: ss.simulate(graph(), TOPOLOGY, data(), training=3),  # type: ignore[arg-type]
+    lambda: ss.simulate(graph(), TOPOLOGY, data(), training=ss.Training(optimizer="magic")),
     lambda: ss.Topology.parse(None),  # type: ignore[arg-type]
     lambda: ss.run_threads(0, print),
 ]

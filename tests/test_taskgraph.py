@@ -73,11 +73,14 @@ def op_reads(name: str) -> list[OpReads]:
     return [OpReads(op) for op in captured(name).ops]
 
 
+ONE_BY_ONE = ss.Training(bucket_bytes=0)
+
+
 @cache
 def simulated(name: str, spec: str, seed: int) -> tuple[Simulation, Expected]:
     graph, topology = captured(name), ss.Topology.parse(spec)
     strategy = ss.baselines.random(graph, topology, seed=seed)
-    return ss.simulate(graph, topology, strategy), Expected(graph, op_reads(name), strategy)
+    return ss.simulate(graph, topology, strategy, training=ONE_BY_ONE), Expected(graph, op_reads(name), strategy)
 
 
 def task_list(sim: Simulation) -> list[_core.Task]:
@@ -204,7 +207,7 @@ def test_buckets_join_neighbours_of_one_holder_set(name: str, spec: str, seed: i
     sim, _ = simulated(name, spec, seed)
     singles = {task.pieces[0]: task for task in task_list(sim) if task.kind == SYNC}
     for limit in (200, 4096):
-        joined = ss.simulate(sim.graph, sim.topology, sim.strategy, bucket_bytes=limit)
+        joined = ss.simulate(sim.graph, sim.topology, sim.strategy, training=ss.Training(bucket_bytes=limit))
         buckets = [task for task in task_list(joined) if task.kind == SYNC]
         assert [piece for bucket in buckets for piece in bucket.pieces] == list(singles)
         for bucket in buckets:
@@ -446,7 +449,8 @@ def test_a_parameter_without_gradient_is_not_synced() -> None:
 def test_the_timeline_is_the_references(name: str, spec: str) -> None:
     graph, topology = captured(name), ss.Topology.parse(spec)
     for seed in range(SEEDS):
-        sim = ss.simulate(graph, topology, ss.baselines.random(graph, topology, seed=seed), bucket_bytes=seed * 64)
+        strategy, training = ss.baselines.random(graph, topology, seed=seed), ss.Training(bucket_bytes=seed * 64)
+        sim = ss.simulate(graph, topology, strategy, training=training)
         tasks = task_list(sim)
         times = play_reference([ReferenceTask(t.key, tuple(t.holds), t.latency, tuple(t.after)) for t in tasks])
         for row, (task, time) in enumerate(zip(sim.tasks, times)):

@@ -13,7 +13,7 @@ from .costs import AnalyticCosts
 from .errors import SoapstoneError
 from .graph import OperatorGraph
 from .searching import search
-from .simulator import Simulation, Simulator, simulate
+from .simulator import Simulation, Simulator, Training, simulate
 from .space import Space
 from .strategy import Configuration, Strategy
 from .topology import Topology
@@ -35,6 +35,7 @@ __all__ = [
     "Space",
     "Strategy",
     "Topology",
+    "Training",
     "Workload",
     "baselines",
     "capture",

@@ -95,7 +95,7 @@ def test_a_sync_leaves_alone_what_backward_still_reads(tmp_path: Path) -> None:
     wanted = train_plain(viewed(), batches)
 
     def run(rank: int) -> Record:
-        return train_rank(viewed(), graph, strategy, None, batches, bucket_bytes=0)
+        return train_rank(viewed(), graph, strategy, None, batches, training=ss.Training(bucket_bytes=0))
 
     for record in run_processes(2, run, tmp_path / "meeting"):
         if isinstance(record, Exception):

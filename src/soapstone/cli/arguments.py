@@ -18,7 +18,7 @@ from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..loading import Request
-from ..simulator import bucket_bytes_of
+from ..simulator import Training
 from ..strategy import Strategy
 from ..topology import Topology
 from .common import Amp, Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
@@ -32,9 +32,7 @@ Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
 CostsName = Annotated[str, typer.Option("--costs", help="analytic: from a table; measured: of this machine's device.")]
 BucketBytes = Annotated[
     int | None,
-    typer.Option(
-        help="Join gradients with the same holders up to this size; 0: one by one, as predictions do by default."
-    ),
+    typer.Option(help="Sum gradients in buckets of this size; 0: one by one. By default 4 MiB on CPUs, 25 on GPUs."),
 ]
 
 
@@ -45,29 +43,15 @@ class Case:
     request: Request
     graph: OperatorGraph
     topology: Topology
-    optimizer: str
-    bucket_bytes: int | None
-    costs: Costs
+    training: Training
 
     @property
     def model(self) -> str:
         return self.request.model
 
     @property
-    def training(self) -> dict[str, Any]:
-        """What simulations and searches want to know beside the graph and the topology."""
-        return {"costs": self.costs, "optimizer": self.optimizer, "bucket_bytes": self.bucket_bytes or 0}
-
-    @property
-    def running(self) -> dict[str, Any]:
-        """The same for what really runs: it joins gradients, unless it is told not to."""
-        return self.training | (
-            {} if self.bucket_bytes is not None else {"bucket_bytes": bucket_bytes_of(self.topology)}
-        )
-
-    @property
     def is_measured(self) -> bool:
-        return not isinstance(self.costs, AnalyticCosts)
+        return not isinstance(self.training.costs, AnalyticCosts)
 
     def strategy(self, name: str) -> Strategy:
         """A baseline, or the strategy in a file. Raises StrategyError."""
@@ -94,9 +78,9 @@ def read_case(
     costs: CostsName = "analytic",
 ) -> Case:
     machines = topology_of(topology)
-    found = costs_of(costs, machines)
+    training = Training(costs_of(costs, machines), optimizer, bucket_bytes)
     request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines, amp)
-    return Case(request, captured(request, fresh), machines, optimizer, bucket_bytes, found)
+    return Case(request, captured(request, fresh), machines, training)
 
 
 def topology_of(name: str) -> Topology:

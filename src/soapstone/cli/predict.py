@@ -41,7 +41,7 @@ def simulate_command(
     """Predict one training iteration of a model on a cluster: time, bytes, memory."""
     chosen = case.strategy(strategy)
     with progress(f"Measuring what {case.model} needs") if case.is_measured else nullcontext():
-        sim = simulate(case.graph, case.topology, chosen, **case.training)
+        sim = simulate(case.graph, case.topology, chosen, training=case.training)
     if trace is not None:
         save_trace(sim, trace)
     for note in chosen.notes:

@@ -62,7 +62,7 @@ def profile(
     case = read_case(model, where, batch, batch_per_device, dtype, **options)
     begun = monotonic()
     try:
-        measure_space(replace(case, costs=costs))
+        measure_space(replace(case, training=replace(case.training, costs=costs)))
     except KeyboardInterrupt:
         say(f"Stopped; {costs.num_measured:,} times are measured and kept, and the next profile goes on from there.")
         raise typer.Exit(130) from None
@@ -80,7 +80,7 @@ def measure_space(case: Case) -> None:
     """Have costs that are measured ready for a search."""
     if case.is_measured:
         with measuring(f"Measuring the parts of {case.model}") as progress:
-            Problem(case.graph, case.topology, progress=progress, **case.training)
+            Problem(case.graph, case.topology, progress=progress, training=case.training)
 
 
 Row = tuple[Op, int, OpTimes, OpTimes | None]  # how many such ops there are, measured and analytic times

@@ -68,7 +68,7 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             chains=wanted.chains,
             memory_limit=wanted.memory_limit,
             progress=show,
-            **case.training,
+            training=case.training,
         )
     told = {
         "proposals": result.proposals,
@@ -94,13 +94,13 @@ def _remarks(result: SearchResult) -> tuple[str, ...]:
 def _by_optcnn(case: Case, _: Wanted, data_parallel: float) -> Found:
     begun = monotonic()
     with live(f"OptCNN for {case.model}", data_parallel, None) as show:
-        strategy = optcnn(case.graph, case.topology, progress=show.share, **case.training)
+        strategy = optcnn(case.graph, case.topology, progress=show.share, training=case.training)
     return Found(strategy, monotonic() - begun)
 
 
 def _by_exhaustion(case: Case, wanted: Wanted, data_parallel: float) -> Found:
     with live(f"All strategies of {case.model}", data_parallel, wanted.budget) as show:
-        proof = exhaustive(case.graph, case.topology, budget=wanted.budget, progress=show, **case.training)
+        proof = exhaustive(case.graph, case.topology, budget=wanted.budget, progress=show, training=case.training)
     told = {
         "proved": proof.proved,
         "nodes": proof.nodes,
@@ -205,7 +205,7 @@ def compare(
 
 
 def _simulated(case: Case, strategy: Strategy) -> Simulation:
-    return simulate(case.graph, case.topology, strategy, **case.training)
+    return simulate(case.graph, case.topology, strategy, training=case.training)
 
 
 def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> list[Table | str]:

@@ -59,7 +59,7 @@ def plan_command(
 
     if not 0 <= rank < case.topology.num_devices:
         raise RankError(f"there is no rank {rank}; {case.topology.num_devices} devices have ranks 0 and up")
-    sim = simulate(case.graph, case.topology, case.strategy(strategy), **case.running)
+    sim = simulate(case.graph, case.topology, case.strategy(strategy), training=case.training)
     program = list(lines(Plan(sim, sim.order, case.topology.num_devices), rank))
     if as_json:
         names = ("kind", "what", "peers", "bytes", "start")
@@ -132,7 +132,7 @@ def train(
 
     if trace is not None:
         check_writable(trace)
-    chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.optimizer, compiled, graphed)
+    chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.training.optimizer, compiled, graphed)
     with joined(EXAMPLE) as (transport, place):
         import torch
 
@@ -154,9 +154,11 @@ def _measured_once(case: Case, strategy: Strategy, transport: Transport) -> Case
     if not case.is_measured:
         return case
     if transport.rank == 0:
-        simulate(case.graph, case.topology, strategy, **case.running)
+        simulate(case.graph, case.topology, strategy, training=case.training)
     transport.exchange(None)
-    return case if transport.rank == 0 else replace(case, costs=costs_of("measured", case.topology))
+    if transport.rank == 0:
+        return case
+    return replace(case, training=replace(case.training, costs=costs_of("measured", case.topology)))
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ def _parallel(
         device=place,
         compile=wanted.compiled,
         cuda_graphs=wanted.graphed,
-        **case.running,
+        training=case.training,
     )
 
 
@@ -244,9 +246,10 @@ def _check(
 ) -> None:
     from ..runtime.checking import check
 
-    running = {name: value for name, value in case.running.items() if name != "optimizer"}
-    running |= {"compile": wanted.compiled, "cuda_graphs": wanted.graphed}
-    found = check(work, case.graph, strategy, transport=transport, place=place, seed=wanted.seed, **running)
+    found = check(
+        work, case.graph, strategy, transport=transport, place=place, seed=wanted.seed, training=case.training,
+        compile=wanted.compiled, cuda_graphs=wanted.graphed,
+    )  # fmt: skip
     if transport.rank == 0:
         say(found)
 

@@ -69,7 +69,7 @@ def check(
     """Train a few steps on the workload's own batch, under the strategy and on one device; `running` goes to
     `parallelize`. Returns what was found, in a sentence. Every rank calls it; raises RankError on all of them where
     rounding does not explain a difference, and names the first op that differs."""
-    ranks = _Ranks(transport, place, seed, running | {"optimizer": "sgd"})
+    ranks = _Ranks(transport, place, seed, running)
     errors = ranks.errors(work, graph, strategy)
     allowed = _allowed(work, graph, errors, transport)
     worst = max(errors, key=lambda name: errors[name] / allowed[name])

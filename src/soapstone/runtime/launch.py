@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..costs import Costs
 from ..errors import RankError
 from ..graph import OperatorGraph
-from ..simulator import Simulation, bucket_bytes_of, simulate
+from ..simulator import Simulation, Training, simulate
 from ..strategy import Strategy
 from ..topology import Topology
 from ..tracing import Workload
@@ -31,11 +30,9 @@ def parallelize(
     topology: Topology,
     strategy: Strategy,
     *,
-    costs: Costs | None = None,
+    training: Training = Training(),
     dropout: str = "counter",
     weights: str = "broadcast",
-    optimizer: str = "adam",
-    bucket_bytes: int | None = None,
     ranks: Sequence[int] | None = None,
     device: torch.device | str | None = None,
     transport: Transport | None = None,
@@ -48,10 +45,9 @@ def parallelize(
     Without a transport it is torch.distributed's default group. Tensors live on `device`, else where the model is; a
     model on the meta device gets its first values here, one shard at a time. Where weights differ, every rank gets
     rank 0's, or an error with `weights="verify"`. `dropout="replay"` draws torch's own masks, going on from its
-    generator as it is now; `optimizer` and `bucket_bytes` are as in `simulate`, None joins gradients as suits the
-    devices. `compile` runs segments through torch.compile, `cuda_graphs` launches each as one CUDA graph, from the
-    second step on; what cannot runs as without it. Raises a SoapstoneError on every rank where any rank's arguments,
-    plan or weights do not fit, before any tensor moves.
+    generator as it is now. `compile` runs segments through torch.compile, `cuda_graphs` launches each as one CUDA
+    graph, from the second step on; what cannot runs as without it. Raises a SoapstoneError on every rank where any
+    rank's arguments, plan or weights do not fit, before any tensor moves.
     """
     place = _place(work, device)
     transport = default_transport(place) if transport is None else transport
@@ -62,8 +58,7 @@ def parallelize(
         if cuda_graphs and place.type != "cuda":
             raise RankError(f"CUDA graphs are for ranks on GPUs, but these are on {place}; leave them out")
         chosen = _ranks(topology, ranks, size)
-        joined = bucket_bytes_of(topology) if bucket_bytes is None else bucket_bytes
-        return simulate(graph, topology, strategy, costs=costs, optimizer=optimizer, bucket_bytes=joined), chosen
+        return simulate(graph, topology, strategy, training=training), chosen
 
     simulation, chosen = agree(transport, prepare)
     random_state = torch.get_rng_state()

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import _core
-from ..costs import Costs
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
+from ..simulator import Training
 from ..strategy import Strategy
 from ..topology import Topology
 from .elimination import Nodes, least, order_of
@@ -28,14 +28,12 @@ def optcnn(
     graph: OperatorGraph,
     topology: Topology,
     *,
-    costs: Costs | None = None,
-    optimizer: str = "adam",
-    bucket_bytes: int = 0,
+    training: Training = Training(),
     progress: Callable[[float], None] = lambda _: None,
 ) -> Strategy:
     """OptCNN's strategy. `progress` hears the share of the edges whose costs are known. Raises SoapstoneError where the
     graph reduces neither by ops nor by layers."""
-    problem = Problem(graph, topology, costs=costs, optimizer=optimizer, bucket_bytes=bucket_bytes)
+    problem = Problem(graph, topology, training=training)
     for groups in reversed(levels(graph)):
         sums = _Sums(problem, groups)
         order = order_of(sums.sizes, sums.nodes.values())

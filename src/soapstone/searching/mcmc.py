@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from math import inf
 
 from ..baselines import BASELINES
-from ..costs import Costs
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph, scaled
-from ..simulator import translated_errors
+from ..simulator import Training, translated_errors
 from ..strategy import Strategy
 from ..topology import Topology
 from .chain import NEVER, Budget, Chain
@@ -71,7 +70,7 @@ def search(
     graph: OperatorGraph,
     topology: Topology,
     *,
-    costs: Costs | None = None,
+    training: Training = Training(),
     budget: float | None = 30.0,
     proposals: int | None = None,
     seed: int = 0,
@@ -79,8 +78,6 @@ def search(
     method: str = "soapstone",
     chains: int = 1,
     memory_limit: bool = True,
-    optimizer: str = "adam",
-    bucket_bytes: int = 0,
     temperature: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SearchResult:
@@ -98,9 +95,7 @@ def search(
     problem = Problem(
         graph,
         topology,
-        costs=costs,
-        optimizer=optimizer,
-        bucket_bytes=bucket_bytes,
+        training=training,
         memory_limit=memory_limit,
         progress=lambda share: tell(Progress("asking for costs", share)),
     )

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 from .. import _core
-from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
-from ..simulator import KnownTimes, machine_of, states_of, translated_errors
+from ..simulator import KnownTimes, Training, check_training, machine_of, states_of, translated_errors
 from ..space import Space
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
@@ -26,19 +25,18 @@ class Problem:
         graph: OperatorGraph,
         topology: Topology,
         *,
-        costs: Costs | None = None,
-        optimizer: str = "adam",
-        bucket_bytes: int = 0,
+        training: Training = Training(),
         memory_limit: bool = True,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         for given, kind in ((graph, OperatorGraph), (topology, Topology)):
             if not isinstance(given, kind):
                 raise SoapstoneError(f"a search needs a graph and a topology; {shortened(given)} is neither")
+        check_training(training)
         self.graph, self.topology = graph, topology
-        self.times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
-        self.machine = machine_of(topology, self.times, optimizer, bucket_bytes)
-        self.num_states = states_of(optimizer)
+        self.times = KnownTimes(graph, topology, training.costs)
+        self.machine = machine_of(topology, self.times, training)
+        self.num_states = states_of(training.optimizer)
         self.memory = [device.memory for device in topology.devices] if memory_limit else []
         self.space = Space(graph, topology)
         self.options = Options(self.space, self.times, progress)

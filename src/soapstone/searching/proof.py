@@ -14,11 +14,10 @@ from math import inf
 from time import monotonic
 
 from .. import _core
-from ..costs import Costs
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
-from ..simulator import translated_errors
+from ..simulator import Training, translated_errors
 from ..strategy import Strategy
 from ..topology import Topology
 from .interrupts import interrupts
@@ -60,12 +59,10 @@ def exhaustive(
     graph: OperatorGraph,
     topology: Topology,
     *,
-    costs: Costs | None = None,
+    training: Training = Training(),
     budget: float | None = 600.0,
     first: Strategy | None = None,
     threads: int | None = None,
-    optimizer: str = "adam",
-    bucket_bytes: int = 0,
     progress: Callable[[ProofProgress], None] | None = None,
 ) -> Proof:
     """Go through the space from `first`, by default what a short search finds, for at most so many seconds. The memory
@@ -78,12 +75,11 @@ def exhaustive(
     if first is not None and not isinstance(first, Strategy):
         raise SoapstoneError(f"first={shortened(first)} is not a Strategy; None begins with what a short search finds")
     begun, end = monotonic(), inf if budget is None else monotonic() + budget
-    problem = Problem(graph, topology, costs=costs, optimizer=optimizer, bucket_bytes=bucket_bytes)
+    problem = Problem(graph, topology, training=training)
     _refuse_giants(problem)
     stopped = False
     if first is None:
-        training = {"costs": costs, "optimizer": optimizer, "bucket_bytes": bucket_bytes}
-        short = search(graph, topology, budget=min(2.0, budget or inf), memory_limit=False, **training)  # type: ignore[arg-type]
+        short = search(graph, topology, training=training, budget=min(2.0, budget or inf), memory_limit=False)
         first, stopped = short.strategy, short.interrupted
     first.check(graph, topology)
     problem.ask(first.native)

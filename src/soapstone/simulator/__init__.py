@@ -2,9 +2,10 @@
 
 from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Memory, states_of
-from .simulation import Simulation, bucket_bytes_of, simulate
+from .simulation import Simulation, simulate
 from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
 from .times import KnownTimes, machine_of, translated_errors
+from .training import Training, check_training
 
 __all__ = [
     "BACKWARD",
@@ -20,7 +21,8 @@ __all__ = [
     "Memory",
     "Simulation",
     "Simulator",
-    "bucket_bytes_of",
+    "Training",
+    "check_training",
     "machine_of",
     "simulate",
     "states_of",

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from .. import _core
-from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError, StrategyError
 from ..graph import OperatorGraph
 from ..strategy import Configuration, Strategy
@@ -19,13 +18,15 @@ from ..topology import Topology
 from .memory import bound_of
 from .simulation import Simulation, simulate
 from .times import KnownTimes, check_all, machine_of, translated_errors
+from .training import Training
 
 ENGINES = tuple(method.name for method in _core.Method)
 FASTEST = "resume"  # where nothing comes before a change it is `full`; `delta` was slower wherever we measured
 
 
 class Simulator:
-    """The makespan of a strategy and of changes to it. Raises what `simulate` raises."""
+    """The makespan of a strategy and of changes to it; without `loss_may_separate` no use is made of forward ending
+    before backward begins, which takes longer and finds the same. Raises what `simulate` raises."""
 
     def __init__(
         self,
@@ -33,16 +34,14 @@ class Simulator:
         topology: Topology,
         strategy: Strategy,
         *,
-        costs: Costs | None = None,
-        optimizer: str = "adam",
-        bucket_bytes: int = 0,
+        training: Training = Training(),
+        loss_may_separate: bool = True,
     ) -> None:
-        check_all(graph, topology, strategy)
-        self.graph, self.topology, self.strategy = graph, topology, strategy
-        self.costs, self.optimizer, self.bucket_bytes = costs, optimizer, bucket_bytes
-        self._times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
-        machine = machine_of(topology, self._times, optimizer, bucket_bytes)
-        self.native = _core.Simulator(graph.native, machine, self._times.native)
+        check_all(graph, topology, strategy, training)
+        self.graph, self.topology, self.strategy, self.training = graph, topology, strategy, training
+        self._times = KnownTimes(graph, topology, training.costs)
+        machine = machine_of(topology, self._times, training)
+        self.native = _core.Simulator(graph.native, machine, self._times.native, loss_may_separate=loss_may_separate)
         self._times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))
         with translated_errors():
             self.native.begin(strategy.native)
@@ -56,7 +55,7 @@ class Simulator:
     @property
     def memory_bound(self) -> np.ndarray:
         """Bytes by device that no order of the tasks can pass, of what is proposed, else of the strategy."""
-        return bound_of(self.native, self.optimizer)
+        return bound_of(self.native, self.training.optimizer)
 
     def propose(
         self, changes: Mapping[str, Configuration], *, limit: int | None = None, engine: str = FASTEST
@@ -104,11 +103,4 @@ class Simulator:
 
     def result(self) -> Simulation:
         """The strategy's whole simulation."""
-        return simulate(
-            self.graph,
-            self.topology,
-            self.strategy,
-            costs=self.costs,
-            optimizer=self.optimizer,
-            bucket_bytes=self.bucket_bytes,
-        )
+        return simulate(self.graph, self.topology, self.strategy, training=self.training)

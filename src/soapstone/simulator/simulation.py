@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 
 from .. import _core
-from ..costs import AnalyticCosts, Costs
 from ..graph import OperatorGraph
 from ..strategy import Strategy
 from ..topology import Topology
@@ -16,14 +15,7 @@ from .memory import Memory, memory_of
 from .path import critical_path
 from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE
 from .times import KnownTimes, check_all, machine_of, translated_errors
-
-# Of gradients that the runtime joins where nobody says otherwise: over gloo, and over NCCL, which likes them larger.
-BUCKET_BYTES, GPU_BUCKET_BYTES = 4 * 2**20, 25 * 2**20
-
-
-def bucket_bytes_of(topology: Topology) -> int:
-    """What the runtime joins on such devices where nobody says otherwise."""
-    return BUCKET_BYTES if topology.devices[0].kind.startswith("cpu") else GPU_BUCKET_BYTES
+from .training import Training
 
 
 class Simulation:
@@ -35,10 +27,10 @@ class Simulation:
         topology: Topology,
         strategy: Strategy,
         native: _core.TaskGraph,
-        optimizer: str,
+        training: Training,
     ) -> None:
         self.graph, self.topology, self.strategy, self.native = graph, topology, strategy, native
-        self.optimizer = optimizer
+        self.training = training
         self.timeline = native.play()
 
     def __repr__(self) -> str:
@@ -100,7 +92,7 @@ class Simulation:
     @cached_property
     def memory(self) -> Memory:
         """What each device must hold: an upper bound, its parts, and the peak along this timeline."""
-        return memory_of(self.graph, self.strategy, self.native, self.tasks, self.optimizer)
+        return memory_of(self.graph, self.strategy, self.native, self.tasks, self.training.optimizer)
 
     @property
     def peak_memory(self) -> list[int]:
@@ -145,21 +137,14 @@ class Simulation:
 
 
 def simulate(
-    graph: OperatorGraph,
-    topology: Topology,
-    strategy: Strategy,
-    *,
-    costs: Costs | None = None,
-    optimizer: str = "adam",
-    bucket_bytes: int = 0,
+    graph: OperatorGraph, topology: Topology, strategy: Strategy, *, training: Training = Training()
 ) -> Simulation:
-    """Play one iteration of a strategy. `bucket_bytes` joins neighbouring gradients with the same holders until they
-    have that size. Raises StrategyError where the strategy is for another graph, SoapstoneError where costs are
-    missing."""
-    check_all(graph, topology, strategy)
-    times = KnownTimes(graph, topology, AnalyticCosts() if costs is None else costs)
+    """Play one iteration of a strategy. Raises StrategyError where the strategy is for another graph, SoapstoneError
+    where costs are missing."""
+    check_all(graph, topology, strategy, training)
+    times = KnownTimes(graph, topology, training.costs)
     times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))
-    machine = machine_of(topology, times, optimizer, bucket_bytes)
+    machine = machine_of(topology, times, training)
     with translated_errors():
         native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)
-        return Simulation(graph, topology, strategy, native, optimizer)
+        return Simulation(graph, topology, strategy, native, training)

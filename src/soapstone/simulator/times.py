@@ -12,17 +12,19 @@ from ..files import shortened
 from ..graph import OperatorGraph
 from ..strategy import Strategy
 from ..topology import Topology
+from .training import Training, check_training
 
 LONGEST = 2**43  # ns of one task: far from overflow in sums
 
 Wanted = tuple[int, Sequence[int], Sequence[int]]  # an op, its degrees, and devices
 
 
-def check_all(graph: OperatorGraph, topology: Topology, strategy: Strategy) -> None:
+def check_all(graph: OperatorGraph, topology: Topology, strategy: Strategy, training: Training) -> None:
     """Raise SoapstoneError unless these are what they are called, and belong together."""
     for given, kind in ((graph, OperatorGraph), (topology, Topology), (strategy, Strategy)):
         if not isinstance(given, kind):
             raise SoapstoneError(f"a simulation needs a graph, a topology and a strategy; {shortened(given)} is none")
+    check_training(training)
     strategy.check(graph, topology)
 
 
@@ -45,8 +47,6 @@ class KnownTimes:
     """The core's table of times, filled from costs as ops get degrees that were not seen before."""
 
     def __init__(self, graph: OperatorGraph, topology: Topology, costs: Costs) -> None:
-        if not isinstance(costs, Costs):
-            raise SoapstoneError(f"costs={shortened(costs)} answer no questions; use ss.AnalyticCosts()")
         self.graph, self.costs = graph, costs
         self.asks_for = graph.alike if costs.by_signature else range(len(graph.ops))
         self.native = _core.Times(graph.native, list(self.asks_for))
@@ -102,13 +102,9 @@ class KnownTimes:
         return self._asked[key]
 
 
-def machine_of(topology: Topology, times: KnownTimes, optimizer: str, bucket_bytes: int) -> _core.Machine:
-    """The topology with what an optimizer's step takes on each device. Raises SoapstoneError for a bad bucket size."""
-    if type(bucket_bytes) is not int or not 0 <= bucket_bytes < 2**62:
-        raise SoapstoneError(f"bucket_bytes={bucket_bytes!r} is not a number of bytes; use 0 for one piece a bucket")
-    if not isinstance(optimizer, str):
-        raise SoapstoneError(f"optimizer={optimizer!r} is not a name; use one such as 'adam'")
-    updates = [times.costs.update(device.kind, optimizer) for device in topology.devices]
+def machine_of(topology: Topology, times: KnownTimes, training: Training) -> _core.Machine:
+    """The topology with what an optimizer's step takes on each device."""
+    updates = [times.costs.update(device.kind, training.optimizer) for device in topology.devices]
     for launch, per_element in updates:
         if type(launch) is not int or not 0 <= launch < LONGEST or not 0 <= per_element < 1e9:
             raise SoapstoneError(f"the costs give an update {launch!r} and {per_element!r} ns; both must be 0 or more")
@@ -117,5 +113,5 @@ def machine_of(topology: Topology, times: KnownTimes, optimizer: str, bucket_byt
         times.kinds,
         [per_element for _, per_element in updates],
         max(launch for launch, _ in updates),
-        bucket_bytes,
+        training.bucket_bytes_on(topology),
     )
