@@ -73,14 +73,20 @@ def _attention_flops(call: Call, extents: Extents) -> int:
 
 
 _ADD_PRODUCT = Rule(
-    _add_product, partial=Partial(finish=lambda call: True), flops=times(2), saves="mat1 mat2 batch1 batch2", heavy=True
+    _add_product,
+    family="dense",
+    partial=Partial(finish=lambda call: True),
+    flops=times(2),
+    saves="mat1 mat2 batch1 batch2",
+    heavy=True,
 )
 
 RULES = {
     **dict.fromkeys(("addmm", "baddbmm"), _ADD_PRODUCT),
-    "einsum": Rule(_einsum, partial=Partial(), flops=times(2), saves="factors", heavy=True),
+    "einsum": Rule(_einsum, family="dense", partial=Partial(), flops=times(2), saves="factors", heavy=True),
     "scaled_dot_product_attention": Rule(
         _attention,
+        family="attention",
         sizes=_attention_sizes,
         maps=lambda call: {"length": Map((0, 0, 1), (1, 0, 1))},
         flops=_attention_flops,
@@ -91,17 +97,21 @@ RULES = {
     ),
     "linear": Rule(
         "*b {in}, channel {in}, channel -> *b channel",
+        family="dense",
         slots=("input", "weight", "bias"),
         partial=Partial(finish=lambda call: "bias" in call.slots),
         flops=times(2),
         saves="factors",
         heavy=True,
     ),
-    "matmul": Rule(_matmul, partial=Partial(), flops=times(2), saves="factors", heavy=True),
-    "mm": Rule("m {k}, {k} n -> m n", partial=Partial(), flops=times(2), saves="factors", heavy=True),
-    "bmm": Rule("b m {k}, b {k} n -> b m n", partial=Partial(), flops=times(2), saves="factors", heavy=True),
+    "matmul": Rule(_matmul, family="dense", partial=Partial(), flops=times(2), saves="factors", heavy=True),
+    "mm": Rule("m {k}, {k} n -> m n", family="dense", partial=Partial(), flops=times(2), saves="factors", heavy=True),
+    "bmm": Rule(
+        "b m {k}, b {k} n -> b m n", family="dense", partial=Partial(), flops=times(2), saves="factors", heavy=True
+    ),
     "embedding": Rule(
         _embedding,
+        family="table",
         partial=Partial(),
         flops=lambda call, extents: prod(call.outputs[0]),
         saves="indices",

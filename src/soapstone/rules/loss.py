@@ -47,9 +47,12 @@ def _elementwise_loss(call: Call) -> str:
     return ", ".join([each] * len(call.shapes)) + f" -> {out}"
 
 
-_ELEMENTWISE = Rule(_elementwise_loss, partial=Partial(), heavy=True)
+_ADDED = Rule(_reduction("{{{}}}"), family="pointwise", partial=Partial(), saves="nothing", heavy=True)
+_WHOLE = Rule(_reduction("{}!"), family="pointwise", saves="both", heavy=True)
+_ELEMENTWISE = Rule(_elementwise_loss, family="pointwise", partial=Partial(), heavy=True)
 _CLASSES = Rule(
     _cross_entropy,
+    family="pointwise",
     slots=("self", "target", "weight"),
     partial=Partial(spans=(), factor=2, finish=lambda call: True),
     flops=times(4),
@@ -61,6 +64,7 @@ _CLASSES = Rule(
 
 _SCORED = Rule(
     "sample {class} *s, sample *s, {class} -> sample *s",
+    family="norm",
     slots=("self", "target", "weight"),
     partial=Partial("gather", factor=6, finish=lambda call: True),
     flops=times(4),
@@ -71,6 +75,7 @@ _SCORED = Rule(
 )
 _AVERAGED = Rule(
     "{*b}, {*b}, class ->",
+    family="pointwise",
     slots=("self", "target", "weight"),
     partial=Partial(spans=(), factor=2, finish=lambda call: True),
     saves="target",
@@ -84,10 +89,10 @@ _EXTREMES = ("amax", "amin", "argmax", "argmin", "any", "all", "max", "min", "me
 _OTHERS = ("prod", "var", "std", "logsumexp", "linalg_vector_norm", "norm")
 
 RULES = {
-    **dict.fromkeys(("sum", "mean"), Rule(_reduction("{{{}}}"), partial=Partial(), saves="nothing", heavy=True)),
+    **dict.fromkeys(("sum", "mean"), _ADDED),
     **dict.fromkeys(_BY_CLASS, _CLASSES),
     "class_loss": _SCORED,
     "class_mean": _AVERAGED,
     **dict.fromkeys(_BY_ELEMENT + _BINARY, _ELEMENTWISE),
-    **dict.fromkeys(_EXTREMES + _OTHERS, Rule(_reduction("{}!"), saves="both", heavy=True)),
+    **dict.fromkeys(_EXTREMES + _OTHERS, _WHOLE),
 }

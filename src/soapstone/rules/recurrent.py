@@ -13,6 +13,7 @@ def _cell(gates: int) -> Rule:
     rows = f"({gates} hidden)" if gates > 1 else "hidden"
     return Rule(
         f"sample in, sample state, {rows} in, {rows} state, {rows}, {rows} -> sample hidden",
+        family="cell",
         slots=("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh"),
         flops=lambda call, e: 2 * gates * e["sample"] * e["hidden"] * (e["in"] + e["state"]),
         saves="inputs" if gates > 1 else "both",
@@ -28,6 +29,7 @@ def _chunk(gates: int, states: tuple[str, ...]) -> Rule:
     outputs = ", ".join(["time! sample hidden!"] + ["sample hidden!"] * len(states))
     return Rule(
         f"time! sample in, {given}, {weights} -> {outputs}",
+        family="cell",
         slots=("input", *states, "w_ih", "w_hh", "b_ih", "b_hh"),
         flops=lambda call, extents: (
             2 * extents["time"] * extents["sample"] * extents["rows"] * (extents["in"] + extents["state"])
@@ -47,6 +49,7 @@ RULES = {
     "lstm_cell": Rule(
         "sample in, sample state, sample hidden, (4 hidden) in, (4 hidden) state, (4 hidden), (4 hidden)"
         " -> sample hidden, sample hidden",
+        family="cell",
         slots=("input", "hx.0", "hx.1", "w_ih", "w_hh", "b_ih", "b_hh"),
         flops=_lstm_flops,
         extra=items(5),

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import CaptureError
 from ..graph import ITEM_SIZES, Draw
-from ..rules import CAST, Call, Rule, rule_for
+from ..rules import Call, Rule, rule_for
 
 Shape = tuple[int, ...]
 RANDOM = {"dropout", "native_dropout"}
@@ -111,8 +111,6 @@ class Recorder:
         for name, shape, dtype in zip(names, outputs, dtypes or [values[numbers[0]].dtype] * len(outputs)):
             found.append(self.value(TraceValue(name, shape, dtype, grad=grad and "float" in dtype)))
         rule = rule_for(call, pointwise=pointwise)
-        if kind == "_to_copy":
-            rule = CAST
         if rule.shape and self.given.issuperset(numbers):
             self.given.update(found)
         self.trace.calls.append(TraceCall(call, rule, numbers, found, self.module))
