@@ -25,10 +25,6 @@ TILE = SIDE * SIDE
 THINNEST = 8  # an LSTM cell of 4 samples takes half as long as one of 16, on an H200
 SPLIT = 1024  # terms of a long sum that tiles of their own may add up
 WINOGRAD = 2.0  # what 3 x 3 and 5 x 5 convolutions of stride 1 gain in float32
-# Shape steps that copy; the others only rename elements.
-COPIES = {"_to_copy", "cat", "stack", "repeat", "repeat_interleave", "constant_pad_nd"}
-
-TILED = {"linear", "addmm", "mm"}  # products of two matrices; batched ones have kernels for thin shapes
 PRODUCTS = ("dense", "conv", "cell", "attention")
 
 Box = list[tuple[int, int]]
@@ -93,24 +89,24 @@ def _backward(graph: OperatorGraph, op: Op, step: Step, work: Work) -> float:
 
 def _work(op: Op, step: Step, dims: Box, needs: list[Box], outputs: list[Box]) -> Work | None:
     """What a step does in a part; None where it only renames elements."""
-    if step.shape and step.kind not in COPIES:
+    facts = facts_of(step.kind)
+    if step.shape and not facts.copies:
         return None
-    family = facts_of(step.kind).family
     reads = [_size(box) * ITEM_SIZES[op.values[v].dtype] for v, box in zip(step.inputs, needs)]
     writes = [_size(box) * ITEM_SIZES[op.values[v].dtype] for v, box in zip(step.outputs, outputs)]
     share = _size(dims) / prod(dim.size for dim in step.dims)
     flops = step.flops * share
-    if step.kind == "embedding":
-        reads[0] = writes[0]  # the rows that are looked up, not the table
-    if family == "attention" and step.args.get("is_causal"):
+    if facts.lookup is not None and facts.lookup.rows:
+        reads[0] = writes[0]
+    if facts.family == "attention" and step.args.get("is_causal"):
         flops /= 2
-    tiles = _tiles(family, flops, outputs)
-    if step.kind in TILED or family == "cell":
+    tiles = _tiles(facts.family, flops, outputs)
+    if facts.tiled:
         waste = _waste(op.values[step.outputs[0]], outputs[0])
         flops, tiles = flops * waste, tiles * waste
     if _is_winograd(step, op):
         flops /= WINOGRAD
-    return Work(family, flops, sum(reads) + sum(writes), tiles, op.values[step.outputs[0]].dtype)
+    return Work(facts.family, flops, sum(reads) + sum(writes), tiles, op.values[step.outputs[0]].dtype)
 
 
 def _tiles(family: Family, flops: float, outputs: list[Box]) -> float:

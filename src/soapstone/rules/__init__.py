@@ -3,7 +3,7 @@
 from ..errors import GraphError
 from . import conv, dense, loss, norm, pointwise, recurrent, shape
 from .notation import Bound, Map, bind
-from .table import POINTWISE, UNRULED, Call, Family, Partial, Rule
+from .table import POINTWISE, UNRULED, Call, Family, Lookup, Partial, Rule
 
 RULES: dict[str, Rule] = {
     **dense.RULES,
@@ -39,6 +39,7 @@ __all__ = [
     "Bound",
     "Call",
     "Family",
+    "Lookup",
     "Map",
     "Partial",
     "Rule",

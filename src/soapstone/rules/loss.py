@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from .table import Call, Partial, Rule, items, times
+from .table import Call, Lookup, Partial, Rule, items, times
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reduction
 
@@ -61,11 +62,12 @@ _CLASSES = Rule(
     heavy=True,
     name="cross_entropy",
 )
-
+_PICKED = replace(_CLASSES, lookup=Lookup("target", "class"))  # cross_entropy's targets may be probabilities
 _SCORED = Rule(
     "sample {class} *s, sample *s, {class} -> sample *s",
     family="norm",
     slots=("self", "target", "weight"),
+    lookup=Lookup("target", "class"),
     partial=Partial("gather", factor=6, finish=lambda call: True),
     flops=times(4),
     saves="target",
@@ -82,7 +84,6 @@ _AVERAGED = Rule(
     heavy=True,
     name="loss_mean",
 )
-_BY_CLASS = ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
 _BY_ELEMENT = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div")
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _EXTREMES = ("amax", "amin", "argmax", "argmin", "any", "all", "max", "min", "median")
@@ -90,7 +91,8 @@ _OTHERS = ("prod", "var", "std", "logsumexp", "linalg_vector_norm", "norm")
 
 RULES = {
     **dict.fromkeys(("sum", "mean"), _ADDED),
-    **dict.fromkeys(_BY_CLASS, _CLASSES),
+    "cross_entropy_loss": _CLASSES,
+    **dict.fromkeys(("nll_loss", "nll_loss_nd", "nll_loss2d"), _PICKED),
     "class_loss": _SCORED,
     "class_mean": _AVERAGED,
     **dict.fromkeys(_BY_ELEMENT + _BINARY, _ELEMENTWISE),

@@ -31,7 +31,7 @@ RULES = {
     **dict.fromkeys(_KEEPS_ITS_OUTPUT, replace(POINTWISE, saves="outputs")),
     **dict.fromkeys(_KEEPS_FACTORS, replace(POINTWISE, saves="factors")),
     # No op of its own, so that autocast changes no ops: one that reads a cast weight keeps the weight as its parameter.
-    "_to_copy": replace(POINTWISE, saves="nothing", shape=True),
+    "_to_copy": replace(POINTWISE, saves="nothing", shape=True, copies=True),
     "where": replace(POINTWISE, saves="condition"),
     "masked_fill": replace(POINTWISE, saves="mask"),
 }

@@ -19,6 +19,7 @@ def _cell(gates: int) -> Rule:
         saves="inputs" if gates > 1 else "both",
         extra=items(2 * gates if gates > 1 else 0),
         heavy=True,
+        tiled=True,
     )
 
 
@@ -36,6 +37,7 @@ def _chunk(gates: int, states: tuple[str, ...]) -> Rule:
         ),
         extra=items(2 * gates),
         heavy=True,
+        tiled=True,
         name="lstm" if gates == 4 else "gru",
     )
 
@@ -54,5 +56,6 @@ RULES = {
         flops=_lstm_flops,
         extra=items(5),
         heavy=True,
+        tiled=True,
     ),
 }

@@ -46,6 +46,16 @@ class Partial:
     finish: Callable[[Call], bool] = lambda call: False
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """The input that holds indices, and the dim that they count; with `rows`, what comes out is all that is read of the
+    first input."""
+
+    slot: str
+    dim: str
+    rows: bool = False
+
+
 Count = Callable[[Call, Extents], int]
 
 
@@ -81,7 +91,10 @@ class Rule:
     extra: Bytes = lambda call, item: 0
     heavy: bool = False  # heads an op of its own
     shape: bool = False  # only moves elements
+    copies: bool = False  # a shape op that writes its output; the others only rename elements
     statistics: bool = False  # computes something from all the elements that it is given
+    tiled: bool = False  # a product that computes whole tiles, however thin it is
+    lookup: Lookup | None = None
     name: str = ""  # what the op is called, where torch's own name says too much
 
     def bind(self, call: Call) -> tuple[Bound, Combine | None]:
