@@ -111,6 +111,7 @@ def _pool(count: int, maximum: bool, maps: Any = _pool_maps) -> Rule:
         flops=_pool_flops,
         extra=lambda call, item: 8 * prod(call.outputs[0]) if maximum else 0,
         heavy=True,
+        num_outputs=1,
     )
 
 

@@ -23,6 +23,11 @@ def _embedding(call: Call) -> str:
     return "{vocab} channel, *b -> *b channel"
 
 
+def _embedding_bag(call: Call) -> str:
+    """Bags of equal size are seen as look-ups and a sum, and never come here."""
+    raise GraphError("bags of unequal size have no rule")
+
+
 def _add_product(call: Call) -> str:
     names = ["b", "row", "channel"] if call.kind == "baddbmm" else ["row", "channel"]
     added = " ".join(names[len(names) - len(call.shapes[0]) :])
@@ -113,4 +118,5 @@ RULES = {
         heavy=True,
         lookup=Lookup("indices", "vocab", rows=True),
     ),
+    "embedding_bag": Rule(_embedding_bag, family="pointwise", num_outputs=1),
 }

@@ -41,23 +41,25 @@ _BATCH_NORM = Rule(
     partial=Partial("gather", ("channel",), factor=3, finish=lambda call: True),
     flops=times(8),
     extra=lambda call, item: 4 * call.shapes[0][1] * item,
+    num_outputs=1,
     name="batch_norm",
     heavy=True,
 )
 
 # Parts share nothing, so it runs behind its convolution as an activation does. A frozen one stays an op of its own, as
 # the batch norm of the whole batch is, so that evaluation finds the ops of the training.
-_LOCAL_BATCH_NORM = Rule(
-    "sample channel *s, channel, channel, channel, channel -> sample channel *s",
-    family="batch_norm",
-    slots=_BATCH_NORM.slots,
-    flops=times(8),
-    extra=_BATCH_NORM.extra,
+_LOCAL_BATCH_NORM = replace(
+    _BATCH_NORM,
+    line="sample channel *s, channel, channel, channel, channel -> sample channel *s",
+    partial=None,
+    heavy=False,
     statistics=True,
-    name="batch_norm",
 )
 
 _SOFTMAX = Rule(_along, family="norm", flops=times(5), saves="outputs")
+_DROPOUT = Rule(
+    "*b -> *b", family="pointwise", saves="nothing", extra=items(1), draws=True, num_outputs=1, name="dropout"
+)
 
 RULES = {
     "local_batch_norm": _LOCAL_BATCH_NORM,
@@ -85,5 +87,5 @@ RULES = {
     "_safe_softmax": replace(_SOFTMAX, family="pointwise"),  # with a pointwise op's costs so far
     **dict.fromkeys(("cumsum", "flip"), Rule(_along, family="pointwise", saves="nothing")),
     **dict.fromkeys(("cumprod", "sort"), Rule(_along, family="pointwise", saves="both")),
-    "native_dropout": Rule("*b -> *b", family="pointwise", saves="nothing", extra=items(1), name="dropout"),
+    **dict.fromkeys(("dropout", "native_dropout"), _DROPOUT),
 }

@@ -204,8 +204,8 @@ _move = partial(Rule, family="pointwise", saves="nothing", shape=True)
 RULES = {
     "view": _move(_view, sizes=lambda call: _view_names(call)[2]),
     **dict.fromkeys(("permute", "transpose", "t"), _move(_permute)),
-    "cat": _move(_cat, maps=_cat_maps, copies=True),
-    "stack": _move(_stack, sizes=lambda call: {"new": len(call.shapes)}, maps=_stack_maps, copies=True),
+    "cat": _move(_cat, maps=_cat_maps, copies=True, joins=True),
+    "stack": _move(_stack, sizes=lambda call: {"new": len(call.shapes)}, maps=_stack_maps, copies=True, joins=True),
     "slice": _move(lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0]))]), maps=_slice_maps),
     "select": _move(
         lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0])) if i != call.axis()]),

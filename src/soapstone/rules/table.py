@@ -78,7 +78,7 @@ class Rule:
     out. `saves` says what torch keeps for backward: "inputs", "outputs", "both", "nothing", "factors" (each input that
     another input's gradient needs), or some slots; `extra` is bytes besides.
 
-    Whatever else is special about an op is a fact on its rule, and found by the op's kind: `facts_of`."""
+    What else is special about an op is a field here, too, and found by the kind that a graph knows it by."""
 
     line: str | Callable[[Call], str]
     family: Family
@@ -92,9 +92,13 @@ class Rule:
     heavy: bool = False  # heads an op of its own
     shape: bool = False  # only moves elements
     copies: bool = False  # a shape op that writes its output; the others only rename elements
+    joins: bool = False  # puts several tensors together
     statistics: bool = False  # computes something from all the elements that it is given
     tiled: bool = False  # a product that computes whole tiles, however thin it is
+    draws: bool = False  # a mask at random, in each step
+    detaches: bool = False  # its output has no gradient
     lookup: Lookup | None = None
+    num_outputs: int | None = None  # of torch's, without masks and saved statistics; None: all
     name: str = ""  # what the op is called, where torch's own name says too much
 
     def bind(self, call: Call) -> tuple[Bound, Combine | None]:
