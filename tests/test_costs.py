@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from functools import cache
+from importlib import import_module
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 import soapstone as ss
 from benchmarks.anchors import ANCHORS, Anchor, predicted
 from soapstone.costs import device_kinds
+from soapstone.rules import RULES, UNRULED, facts_of
 from soapstone.topology import preset_names
 
 CHECKED = [anchor for anchor in ANCHORS if anchor.name == "Inception-v3" and anchor.batch == 64]
@@ -75,3 +79,16 @@ def test_unknown_devices_and_optimizers_get_a_sentence() -> None:
         forward((1, 1, 1), "abacus")
     with pytest.raises(ss.SoapstoneError, match="no costs for optimizer 'magic'; there are sgd"):
         ss.AnalyticCosts().update("p100", "magic")
+
+
+def test_a_rule_of_a_family_without_costs_is_an_error_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    stray = replace(RULES["linear"], family="quantum")  # type: ignore[arg-type]
+    monkeypatch.setitem(RULES, "linear", stray)
+    monkeypatch.delitem(sys.modules, "soapstone.costs.analytic")
+    with pytest.raises(ss.SoapstoneError, match="no costs for 'quantum', the family of 'linear'; there are dense"):
+        import_module("soapstone.costs.analytic")
+
+
+def test_an_op_that_no_table_has_is_as_fast_as_memory() -> None:
+    assert facts_of("logcumsumexp") is UNRULED
+    assert facts_of("logcumsumexp").family == "pointwise"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from soapstone.errors import GraphError
+from soapstone.parts import ranges
 from soapstone.rules import POINTWISE, RULES, Map, bind
 from soapstone.tracing import Workload, capture
 
@@ -637,3 +638,10 @@ def test_a_broken_rule_is_caught() -> None:
         RULES["conv2d"] = rule
     with pytest.raises((AssertionError, RuntimeError)):
         check_ops(graph, work, lambda lo, hi: min(2, hi))
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss, torch.ops.aten.nll_loss.default])
+def test_a_loss_by_class_says_what_its_targets_may_be(loss: Callable[..., torch.Tensor]) -> None:
+    model = Function(lambda x, t, w: loss(x * w, t), rand(1))
+    graph = capture(Workload(model, (rand(4, 3), torch.tensor([0, 1, 2, 0])), loss=loss_of))
+    assert [found.end for op in graph.ops for _, found in ranges(op)] == [3]

@@ -17,6 +17,7 @@ import yaml
 
 from ..errors import SoapstoneError
 from ..graph import ITEM_SIZES, Op, OperatorGraph, Step, Value
+from ..rules import RULES, Family, facts_of
 from .protocol import Costs, OpTimes
 
 SIDE = 64
@@ -24,10 +25,6 @@ TILE = SIDE * SIDE
 THINNEST = 8  # an LSTM cell of 4 samples takes half as long as one of 16, on an H200
 SPLIT = 1024  # terms of a long sum that tiles of their own may add up
 WINOGRAD = 2.0  # what 3 x 3 and 5 x 5 convolutions of stride 1 gain in float32
-# Shape steps that copy; the others only rename elements.
-COPIES = {"_to_copy", "cat", "stack", "repeat", "repeat_interleave", "constant_pad_nd"}
-
-TILED = {"linear", "addmm", "mm"}  # products of two matrices; batched ones have kernels for thin shapes
 PRODUCTS = ("dense", "conv", "cell", "attention")
 
 Box = list[tuple[int, int]]
@@ -37,7 +34,7 @@ Box = list[tuple[int, int]]
 class Work:
     """One kernel of one part: local flops, bytes and tiles."""
 
-    family: str
+    family: Family
     flops: float
     bytes: float
     tiles: float
@@ -92,27 +89,27 @@ def _backward(graph: OperatorGraph, op: Op, step: Step, work: Work) -> float:
 
 def _work(op: Op, step: Step, dims: Box, needs: list[Box], outputs: list[Box]) -> Work | None:
     """What a step does in a part; None where it only renames elements."""
-    if step.shape and step.kind not in COPIES:
+    facts = facts_of(step.kind)
+    if step.shape and not facts.copies:
         return None
-    family = _families().get(step.kind, "pointwise")
     reads = [_size(box) * ITEM_SIZES[op.values[v].dtype] for v, box in zip(step.inputs, needs)]
     writes = [_size(box) * ITEM_SIZES[op.values[v].dtype] for v, box in zip(step.outputs, outputs)]
     share = _size(dims) / prod(dim.size for dim in step.dims)
     flops = step.flops * share
-    if step.kind == "embedding":
-        reads[0] = writes[0]  # the rows that are looked up, not the table
-    if step.kind == "scaled_dot_product_attention" and step.args.get("is_causal"):
+    if facts.lookup is not None and facts.lookup.rows:
+        reads[0] = writes[0]
+    if facts.family == "attention" and step.args.get("is_causal"):
         flops /= 2
-    tiles = _tiles(family, flops, outputs)
-    if step.kind in TILED or family == "cell":
+    tiles = _tiles(facts.family, flops, outputs)
+    if facts.tiled:
         waste = _waste(op.values[step.outputs[0]], outputs[0])
         flops, tiles = flops * waste, tiles * waste
     if _is_winograd(step, op):
         flops /= WINOGRAD
-    return Work(family, flops, sum(reads) + sum(writes), tiles, op.values[step.outputs[0]].dtype)
+    return Work(facts.family, flops, sum(reads) + sum(writes), tiles, op.values[step.outputs[0]].dtype)
 
 
-def _tiles(family: str, flops: float, outputs: list[Box]) -> float:
+def _tiles(family: Family, flops: float, outputs: list[Box]) -> float:
     """The pieces of work that can go on side by side: tiles of a product, channels of a batch norm."""
     if family == "batch_norm":
         (_, (low, high), *_), *_ = outputs
@@ -170,6 +167,12 @@ def _table() -> dict[str, Any]:
     return table
 
 
-@cache
-def _families() -> dict[str, str]:
-    return {kind: family for family, kinds in _table()["kinds"].items() for kind in kinds}
+def _check_families() -> None:
+    """Raise SoapstoneError unless every rule's family has costs, so that none is charged for another by oversight."""
+    known = _table()["families"]
+    for kind, rule in RULES.items():
+        if rule.family not in known:
+            raise SoapstoneError(f"no costs for {rule.family!r}, the family of {kind!r}; there are {', '.join(known)}")
+
+
+_check_families()

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..graph import Op
-
-# Steps that look elements up by the indices in one of their inputs, and the dim that these count.
-_LOOKUPS = {"embedding": ("indices", "vocab"), "class_loss": ("target", "class"), "nll_loss_nd": ("target", "class")}
+from ..rules import facts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +23,12 @@ def ranges(op: Op) -> Iterator[tuple[int, Range]]:
     tensor_of = {operand.value: operand.tensor for operand in op.inputs}
     source = {v: step.inputs[0] for step in op.steps for v in step.outputs if len(step.inputs) == 1}
     for step in op.steps:
-        if not step.ruled or step.kind not in _LOOKUPS:
+        lookup = facts_of(step.kind).lookup
+        if not step.ruled or lookup is None:
             continue
-        slot, dim = _LOOKUPS[step.kind]
-        value = step.inputs[step.slots.index(slot)]
+        value = step.inputs[step.slots.index(lookup.slot)]
         while value in source:  # a view or a slice of it holds the same numbers
             value = source[value]
         if value in tensor_of:
-            end = next(d.size for d in step.dims if d.name == dim)
+            end = next(d.size for d in step.dims if d.name == lookup.dim)
             yield tensor_of[value], Range(op.name, end, step.args.get("ignore_index"))

@@ -3,7 +3,7 @@
 from ..errors import GraphError
 from . import conv, dense, loss, norm, pointwise, recurrent, shape
 from .notation import Bound, Map, bind
-from .table import CAST, POINTWISE, UNRULED, Call, Partial, Rule
+from .table import POINTWISE, UNRULED, Call, Family, Lookup, Partial, Rule
 
 RULES: dict[str, Rule] = {
     **dense.RULES,
@@ -14,6 +14,12 @@ RULES: dict[str, Rule] = {
     **shape.RULES,
     **pointwise.RULES,
 }
+
+
+def facts_of(kind: str) -> Rule:
+    """What is special about an op, by its kind alone, as a graph has it: whether or not its rule fits the call. UNRULED
+    where no table has it."""
+    return RULES.get(kind, UNRULED)
 
 
 def rule_for(call: Call, *, pointwise: bool) -> Rule:
@@ -27,15 +33,17 @@ def rule_for(call: Call, *, pointwise: bool) -> Rule:
 
 
 __all__ = [
-    "CAST",
     "POINTWISE",
     "RULES",
     "UNRULED",
     "Bound",
     "Call",
+    "Family",
+    "Lookup",
     "Map",
     "Partial",
     "Rule",
     "bind",
+    "facts_of",
     "rule_for",
 ]

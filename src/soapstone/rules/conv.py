@@ -77,6 +77,7 @@ def _conv(count: int, transposed: bool = False) -> Rule:
     weight = f"(group in) channel {kernel}" if transposed else f"(group channel) in {kernel}"
     return Rule(
         f"sample (group in) {mapped}, {weight}, (group channel) -> sample (group channel) {' '.join(names)}",
+        family="conv",
         slots=("input", "weight", "bias"),
         sizes=lambda call: {"group": int(call.args["groups"])},
         maps=_transposed_maps if transposed else _conv_maps,
@@ -105,10 +106,12 @@ def _pool(count: int, maximum: bool, maps: Any = _pool_maps) -> Rule:
     names = spatial_names(count)
     return Rule(
         f"*b {' '.join(f'[{n}]' for n in names)} -> *b {' '.join(names)}",
+        family="pool",
         maps=maps,
         flops=_pool_flops,
         extra=lambda call, item: 8 * prod(call.outputs[0]) if maximum else 0,
         heavy=True,
+        num_outputs=1,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from ..errors import GraphError
 from .notation import Map
-from .table import Call, Extents, Partial, Rule, times
+from .table import Call, Extents, Lookup, Partial, Rule, times
 
 
 def _matmul(call: Call) -> str:
@@ -20,6 +21,11 @@ def _embedding(call: Call) -> str:
     if call.args.get("scale_grad_by_freq"):
         raise GraphError("an embedding whose gradient counts indices needs all of them")
     return "{vocab} channel, *b -> *b channel"
+
+
+def _embedding_bag(call: Call) -> str:
+    """Bags of equal size are seen as look-ups and a sum, and never come here."""
+    raise GraphError("bags of unequal size have no rule")
 
 
 def _add_product(call: Call) -> str:
@@ -72,15 +78,29 @@ def _attention_flops(call: Call, extents: Extents) -> int:
     return 2 * rows * keys * widths
 
 
-_ADD_PRODUCT = Rule(
-    _add_product, partial=Partial(finish=lambda call: True), flops=times(2), saves="mat1 mat2 batch1 batch2", heavy=True
+_PRODUCT = Rule(_matmul, family="dense", partial=Partial(), flops=times(2), saves="factors", heavy=True)
+_ADD_PRODUCT = replace(
+    _PRODUCT, line=_add_product, partial=Partial(finish=lambda call: True), saves="mat1 mat2 batch1 batch2"
 )
 
+# Products of two matrices are tiled; batched ones have kernels for thin shapes.
 RULES = {
-    **dict.fromkeys(("addmm", "baddbmm"), _ADD_PRODUCT),
-    "einsum": Rule(_einsum, partial=Partial(), flops=times(2), saves="factors", heavy=True),
+    "linear": replace(
+        _PRODUCT,
+        line="*b {in}, channel {in}, channel -> *b channel",
+        slots=("input", "weight", "bias"),
+        partial=Partial(finish=lambda call: "bias" in call.slots),
+        tiled=True,
+    ),
+    "mm": replace(_PRODUCT, line="m {k}, {k} n -> m n", tiled=True),
+    "addmm": replace(_ADD_PRODUCT, tiled=True),
+    "bmm": replace(_PRODUCT, line="b m {k}, b {k} n -> b m n"),
+    "baddbmm": _ADD_PRODUCT,
+    "matmul": _PRODUCT,
+    "einsum": replace(_PRODUCT, line=_einsum),
     "scaled_dot_product_attention": Rule(
         _attention,
+        family="attention",
         sizes=_attention_sizes,
         maps=lambda call: {"length": Map((0, 0, 1), (1, 0, 1))},
         flops=_attention_flops,
@@ -89,22 +109,14 @@ RULES = {
         heavy=True,
         name="attention",
     ),
-    "linear": Rule(
-        "*b {in}, channel {in}, channel -> *b channel",
-        slots=("input", "weight", "bias"),
-        partial=Partial(finish=lambda call: "bias" in call.slots),
-        flops=times(2),
-        saves="factors",
-        heavy=True,
-    ),
-    "matmul": Rule(_matmul, partial=Partial(), flops=times(2), saves="factors", heavy=True),
-    "mm": Rule("m {k}, {k} n -> m n", partial=Partial(), flops=times(2), saves="factors", heavy=True),
-    "bmm": Rule("b m {k}, b {k} n -> b m n", partial=Partial(), flops=times(2), saves="factors", heavy=True),
     "embedding": Rule(
         _embedding,
+        family="table",
         partial=Partial(),
         flops=lambda call, extents: prod(call.outputs[0]),
         saves="indices",
         heavy=True,
+        lookup=Lookup("indices", "vocab", rows=True),
     ),
+    "embedding_bag": Rule(_embedding_bag, family="pointwise", num_outputs=1),
 }

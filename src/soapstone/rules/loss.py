@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from .table import Call, Partial, Rule, items, times
+from .table import Call, Lookup, Partial, Rule, items, times
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reduction
 
@@ -47,9 +48,12 @@ def _elementwise_loss(call: Call) -> str:
     return ", ".join([each] * len(call.shapes)) + f" -> {out}"
 
 
-_ELEMENTWISE = Rule(_elementwise_loss, partial=Partial(), heavy=True)
+_ADDED = Rule(_reduction("{{{}}}"), family="pointwise", partial=Partial(), saves="nothing", heavy=True)
+_WHOLE = Rule(_reduction("{}!"), family="pointwise", saves="both", heavy=True)
+_ELEMENTWISE = Rule(_elementwise_loss, family="pointwise", partial=Partial(), heavy=True)
 _CLASSES = Rule(
     _cross_entropy,
+    family="pointwise",
     slots=("self", "target", "weight"),
     partial=Partial(spans=(), factor=2, finish=lambda call: True),
     flops=times(4),
@@ -58,10 +62,12 @@ _CLASSES = Rule(
     heavy=True,
     name="cross_entropy",
 )
-
+_PICKED = replace(_CLASSES, lookup=Lookup("target", "class"))  # cross_entropy's targets may be probabilities
 _SCORED = Rule(
     "sample {class} *s, sample *s, {class} -> sample *s",
+    family="norm",
     slots=("self", "target", "weight"),
+    lookup=Lookup("target", "class"),
     partial=Partial("gather", factor=6, finish=lambda call: True),
     flops=times(4),
     saves="target",
@@ -71,23 +77,24 @@ _SCORED = Rule(
 )
 _AVERAGED = Rule(
     "{*b}, {*b}, class ->",
+    family="pointwise",
     slots=("self", "target", "weight"),
     partial=Partial(spans=(), factor=2, finish=lambda call: True),
     saves="target",
     heavy=True,
     name="loss_mean",
 )
-_BY_CLASS = ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
 _BY_ELEMENT = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div")
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _EXTREMES = ("amax", "amin", "argmax", "argmin", "any", "all", "max", "min", "median")
 _OTHERS = ("prod", "var", "std", "logsumexp", "linalg_vector_norm", "norm")
 
 RULES = {
-    **dict.fromkeys(("sum", "mean"), Rule(_reduction("{{{}}}"), partial=Partial(), saves="nothing", heavy=True)),
-    **dict.fromkeys(_BY_CLASS, _CLASSES),
+    **dict.fromkeys(("sum", "mean"), _ADDED),
+    "cross_entropy_loss": _CLASSES,
+    **dict.fromkeys(("nll_loss", "nll_loss_nd", "nll_loss2d"), _PICKED),
     "class_loss": _SCORED,
     "class_mean": _AVERAGED,
     **dict.fromkeys(_BY_ELEMENT + _BINARY, _ELEMENTWISE),
-    **dict.fromkeys(_EXTREMES + _OTHERS, Rule(_reduction("{}!"), saves="both", heavy=True)),
+    **dict.fromkeys(_EXTREMES + _OTHERS, _WHOLE),
 }

@@ -36,45 +36,56 @@ def _along(call: Call) -> str:
 
 _BATCH_NORM = Rule(
     "{sample} channel {*s}, channel, channel, channel, channel -> sample channel *s",
+    family="batch_norm",
     slots=("input", "weight", "bias", "running_mean", "running_var"),
     partial=Partial("gather", ("channel",), factor=3, finish=lambda call: True),
     flops=times(8),
     extra=lambda call, item: 4 * call.shapes[0][1] * item,
+    num_outputs=1,
     name="batch_norm",
     heavy=True,
 )
 
 # Parts share nothing, so it runs behind its convolution as an activation does. A frozen one stays an op of its own, as
 # the batch norm of the whole batch is, so that evaluation finds the ops of the training.
-_LOCAL_BATCH_NORM = Rule(
-    "sample channel *s, channel, channel, channel, channel -> sample channel *s",
-    slots=_BATCH_NORM.slots,
-    flops=times(8),
-    extra=_BATCH_NORM.extra,
+_LOCAL_BATCH_NORM = replace(
+    _BATCH_NORM,
+    line="sample channel *s, channel, channel, channel, channel -> sample channel *s",
+    partial=None,
+    heavy=False,
     statistics=True,
-    name="batch_norm",
+)
+
+_SOFTMAX = Rule(_along, family="norm", flops=times(5), saves="outputs")
+_DROPOUT = Rule(
+    "*b -> *b", family="pointwise", saves="nothing", extra=items(1), draws=True, num_outputs=1, name="dropout"
 )
 
 RULES = {
     "local_batch_norm": _LOCAL_BATCH_NORM,
     "_native_batch_norm_legit_no_training": replace(_LOCAL_BATCH_NORM, flops=times(2), heavy=True, statistics=False),
-    "causal_fill": Rule("*b length key -> *b length key", saves="nothing", extra=items(1)),
+    "causal_fill": Rule("*b length key -> *b length key", family="pointwise", saves="nothing", extra=items(1)),
     "_native_batch_norm_legit_functional": _BATCH_NORM,
-    "layer_norm": Rule(_normalised, flops=times(8), extra=_statistics(2), heavy=True),
-    "rms_norm": Rule(_normalised, flops=times(5), extra=lambda *of: items(1)(*of) + _statistics(1)(*of), heavy=True),
+    "layer_norm": Rule(_normalised, family="norm", flops=times(8), extra=_statistics(2), heavy=True),
+    "rms_norm": Rule(
+        _normalised,
+        family="norm",
+        flops=times(5),
+        extra=lambda *of: items(1)(*of) + _statistics(1)(*of),
+        heavy=True,
+    ),
     "group_norm": Rule(
         _group_norm,
+        family="norm",
         slots=("input", "weight", "bias"),
         sizes=lambda call: {"group": int(call.args["num_groups"])},
         flops=times(8),
         extra=lambda call, item: 2 * call.shapes[0][0] * int(call.args["num_groups"]) * item,
         heavy=True,
     ),
-    **dict.fromkeys(
-        ("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax"),
-        Rule(_along, flops=times(5), saves="outputs"),
-    ),
-    **dict.fromkeys(("cumsum", "flip"), Rule(_along, saves="nothing")),
-    **dict.fromkeys(("cumprod", "sort"), Rule(_along, saves="both")),
-    "native_dropout": Rule("*b -> *b", saves="nothing", extra=items(1), name="dropout"),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _SOFTMAX),
+    "_safe_softmax": replace(_SOFTMAX, family="pointwise"),  # with a pointwise op's costs so far
+    **dict.fromkeys(("cumsum", "flip"), Rule(_along, family="pointwise", saves="nothing")),
+    **dict.fromkeys(("cumprod", "sort"), Rule(_along, family="pointwise", saves="both")),
+    **dict.fromkeys(("dropout", "native_dropout"), _DROPOUT),
 }

@@ -14,8 +14,6 @@ _KEEPS_NOTHING = (
     "sub",
     "rsub",
     "neg",
-    "_to_copy",
-    "detach",
     "fill",
     "round",
     "floor",
@@ -31,6 +29,9 @@ RULES = {
     **dict.fromkeys(_KEEPS_NOTHING, replace(POINTWISE, saves="nothing")),
     **dict.fromkeys(_KEEPS_ITS_OUTPUT, replace(POINTWISE, saves="outputs")),
     **dict.fromkeys(_KEEPS_FACTORS, replace(POINTWISE, saves="factors")),
+    # No op of its own, so that autocast changes no ops: one that reads a cast weight keeps the weight as its parameter.
+    "_to_copy": replace(POINTWISE, saves="nothing", shape=True, copies=True),
+    "detach": replace(POINTWISE, saves="nothing", detaches=True),
     "where": replace(POINTWISE, saves="condition"),
     "masked_fill": replace(POINTWISE, saves="mask"),
 }

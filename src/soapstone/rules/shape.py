@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 from ..errors import GraphError
@@ -198,39 +199,31 @@ def _gather(call: Call) -> str:
     return f"{' '.join(left)}, {' '.join(names)} -> {' '.join(names)}"
 
 
+_move = partial(Rule, family="pointwise", saves="nothing", shape=True)
+
 RULES = {
-    "view": Rule(_view, sizes=lambda call: _view_names(call)[2], saves="nothing", shape=True),
-    **dict.fromkeys(("permute", "transpose", "t"), Rule(_permute, saves="nothing", shape=True)),
-    "cat": Rule(_cat, maps=_cat_maps, saves="nothing", shape=True),
-    "stack": Rule(
-        _stack,
-        sizes=lambda call: {"new": len(call.shapes)},
-        maps=_stack_maps,
-        saves="nothing",
-        shape=True,
-    ),
-    "slice": Rule(
-        lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0]))]),
-        maps=_slice_maps,
-        saves="nothing",
-        shape=True,
-    ),
-    "select": Rule(
+    "view": _move(_view, sizes=lambda call: _view_names(call)[2]),
+    **dict.fromkeys(("permute", "transpose", "t"), _move(_permute)),
+    "cat": _move(_cat, maps=_cat_maps, copies=True, joins=True),
+    "stack": _move(_stack, sizes=lambda call: {"new": len(call.shapes)}, maps=_stack_maps, copies=True, joins=True),
+    "slice": _move(lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0]))]), maps=_slice_maps),
+    "select": _move(
         lambda call: _one_mapped(call, [f"x{i}" for i in range(len(call.shapes[0])) if i != call.axis()]),
         maps=_select_maps,
-        saves="nothing",
-        shape=True,
     ),
-    "expand": Rule(_expand, saves="nothing", shape=True),
-    "repeat": Rule(_repeat, sizes=_repeat_sizes, saves="nothing", shape=True),
-    "repeat_interleave": Rule(_repeat, sizes=_repeat_sizes, saves="nothing", shape=True),
+    "expand": _move(_expand),
+    "repeat": _move(_repeat, sizes=_repeat_sizes, copies=True),
+    "repeat_interleave": _move(_repeat, sizes=_repeat_sizes, copies=True),
     "constant_pad_nd": Rule(
         _pad,
+        family="pointwise",
         maps=lambda call: {f"x{i}": Map((1, -n, 1), (1, -n, 1)) for i, n in _padded_axes(call).items()},
         saves="nothing",
     ),
-    "upsample_nearest1d": Rule("*b [length] -> *b length", maps=_upsample_maps, saves="nothing"),
-    "upsample_nearest2d": Rule("*b [height] [width] -> *b height width", maps=_upsample_maps, saves="nothing"),
-    "index": Rule(_index, saves="indices"),
-    "gather": Rule(_gather),
+    "upsample_nearest1d": Rule("*b [length] -> *b length", family="pointwise", maps=_upsample_maps, saves="nothing"),
+    "upsample_nearest2d": Rule(
+        "*b [height] [width] -> *b height width", family="pointwise", maps=_upsample_maps, saves="nothing"
+    ),
+    "index": Rule(_index, family="table", saves="indices"),
+    "gather": Rule(_gather, family="table"),
 }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from ..graph import Combine
 from .notation import Bound, Map, bind
 
 Shape = tuple[int, ...]
 Extents = dict[str, int]
+# Whose costs a kernel has. Reductions and copies are pointwise, too: as fast as memory.
+Family = Literal["dense", "conv", "attention", "cell", "batch_norm", "norm", "pool", "table", "pointwise"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,16 @@ class Partial:
     finish: Callable[[Call], bool] = lambda call: False
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """The input that holds indices, and the dim that they count; with `rows`, what comes out is all that is read of the
+    first input."""
+
+    slot: str
+    dim: str
+    rows: bool = False
+
+
 Count = Callable[[Call, Extents], int]
 
 
@@ -63,13 +75,13 @@ def items(factor: float, slot: str = "") -> Bytes:
 @dataclass(frozen=True)
 class Rule:
     """`line` is notation, or makes it from the call; with `slots`, its inputs are those slots and absent ones drop
-    out. `heavy` ops head an op of their own; `shape` ops only move elements and cost nothing; `statistics` ops compute
-    something from all the elements that they are given.
+    out. `saves` says what torch keeps for backward: "inputs", "outputs", "both", "nothing", "factors" (each input that
+    another input's gradient needs), or some slots; `extra` is bytes besides.
 
-    `saves` says what torch keeps for backward: "inputs", "outputs", "both", "nothing", "factors" (each input that
-    another input's gradient needs), or some slots; `extra` is bytes besides."""
+    What else is special about an op is a field here, too, and found by the kind that a graph knows it by."""
 
     line: str | Callable[[Call], str]
+    family: Family
     slots: tuple[str, ...] = ()
     sizes: Callable[[Call], dict[str, int]] = lambda call: {}
     maps: Callable[[Call], dict[str, Map]] = lambda call: {}
@@ -77,9 +89,16 @@ class Rule:
     flops: Count = lambda call, extents: prod(extents.values())
     saves: str = "inputs"
     extra: Bytes = lambda call, item: 0
-    heavy: bool = False
-    shape: bool = False
-    statistics: bool = False
+    heavy: bool = False  # heads an op of its own
+    shape: bool = False  # only moves elements
+    copies: bool = False  # a shape op that writes its output; the others only rename elements
+    joins: bool = False  # puts several tensors together
+    statistics: bool = False  # computes something from all the elements that it is given
+    tiled: bool = False  # a product that computes whole tiles, however thin it is
+    draws: bool = False  # a mask at random, in each step
+    detaches: bool = False  # its output has no gradient
+    lookup: Lookup | None = None
+    num_outputs: int | None = None  # of torch's, without masks and saved statistics; None: all
     name: str = ""  # what the op is called, where torch's own name says too much
 
     def bind(self, call: Call) -> tuple[Bound, Combine | None]:
@@ -121,7 +140,7 @@ def whole(call: Call) -> str:
     return " -> ".join(sides)
 
 
-UNRULED = Rule(whole, flops=lambda call, extents: sum(map(prod, call.outputs)), saves="both", heavy=True)
-POINTWISE = Rule(lambda call: ", ".join(["*b"] * len(call.shapes)) + " -> *b")
-# No op of its own, so that autocast changes no ops: one that reads a cast weight keeps the weight as its parameter.
-CAST = replace(POINTWISE, saves="nothing", shape=True)
+UNRULED = Rule(
+    whole, family="pointwise", flops=lambda call, extents: sum(map(prod, call.outputs)), saves="both", heavy=True
+)
+POINTWISE = Rule(lambda call: ", ".join(["*b"] * len(call.shapes)) + " -> *b", family="pointwise")

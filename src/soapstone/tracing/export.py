@@ -39,7 +39,7 @@ from .workload import Workload
 
 _EXPORTING = threading.Lock()  # torch.export keeps global state, and ranks may be threads
 COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous", "detach_"}
-_READ_BY_NAME = {*RULES, *REWRITES, *COPIES, "batch_norm", "detach"}
+_READ_BY_NAME = {*RULES, *REWRITES, *COPIES, "batch_norm"}
 GRAD_REGION, AUTOCAST_REGION = "wrap_with_set_grad_enabled", REGION
 
 

@@ -14,8 +14,6 @@ from math import prod
 
 from .trace import Trace, TraceCall
 
-JOINTS = {"cat", "stack"}
-
 
 @dataclass
 class Group:
@@ -108,7 +106,7 @@ class _Fusion:
     def _is_shared_joint(self, i: int) -> bool:
         """Is it a free call that puts tensors together for more than one op? Where some op takes a part of them out
         again, all ride, so that it need not wait for the others."""
-        if i in self.owner or self.calls[i].call.kind not in JOINTS or len(self.calls[i].inputs) < 2:
+        if i in self.owner or not self.calls[i].rule.joins or len(self.calls[i].inputs) < 2:
             return False
         readers: set[int] = set()
         waiting = list(self.users[i])

@@ -18,24 +18,17 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_aggregate
 
 from ..errors import CaptureError
+from ..rules import facts_of
 from .export import AUTOCAST_REGION, COPIES, GRAD_REGION, counts_steps, export, functional, opname, region, written
 from .precision import Autocast
 from .rewrite import REWRITES, SCATTERS
-from .trace import RANDOM, Recorder, Trace, TraceCall, TraceValue
+from .trace import Recorder, Trace, TraceCall, TraceValue
 from .workload import Workload
 
 # What these make depends on no element of their input.
 _FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
 _BATCH_NORM = "_native_batch_norm_legit_functional"
 _FROZEN_BATCH_NORM = "_native_batch_norm_legit_no_training"
-_ONE_OUTPUT = {
-    "native_dropout",
-    "embedding_bag",
-    _BATCH_NORM,
-    _FROZEN_BATCH_NORM,
-    "adaptive_max_pool1d",
-    "adaptive_max_pool2d",
-}
 _BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
 
@@ -204,7 +197,7 @@ class _Reader:
                 known[node] = known[other]
 
     def _is_constant(self, node: fx.Node, kind: str) -> bool:
-        if kind in RANDOM:
+        if facts_of(kind).draws:
             return False
         return kind in _FACTORIES or all(n in self.constants for n in node.all_input_nodes)
 
@@ -228,7 +221,7 @@ class _Reader:
     def _refuse_randomness(node: fx.Node, args: dict[str, Any]) -> None:
         """Only dropout's masks are the same on any strategy; other ops may draw only where their dropout is zero."""
         target: Any = node.target
-        random = torch.Tag.nondeterministic_seeded in target.tags and opname(node) not in RANDOM
+        random = torch.Tag.nondeterministic_seeded in target.tags and not facts_of(opname(node)).draws
         if random and args.get("dropout_p", args.get("dropout")) != 0:
             raise CaptureError(
                 f"{opname(node)} in {_where(node)} draws random numbers, which would differ between strategies; "
@@ -257,7 +250,8 @@ class _Reader:
         inputs, args = self._arguments(node, target)
         several = isinstance(node.meta["val"], tuple | list)
         metas = node.meta["val"] if several else [node.meta["val"]]
-        if kind in RANDOM:
+        facts = facts_of(kind)
+        if facts.draws:
             stride = node.all_input_nodes[0].meta["val"].stride()
             args["order"] = sorted(range(len(stride)), key=lambda axis: -stride[axis])
         self.recorder.name, self.recorder.module = node.name, _module_path(node)
@@ -265,7 +259,7 @@ class _Reader:
         outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
         if outputs is None:
             self._refuse_randomness(node, args)
-            metas = metas[: _num_outputs(kind, metas)]
+            metas = metas[: facts.num_outputs]
             outputs = self.recorder.emit(
                 self.kinds.get(kind, kind),
                 inputs,
@@ -309,13 +303,14 @@ class _Reader:
         which is the node's or its functional twin."""
         inputs: dict[str, int] = {}
         args: dict[str, Any] = {}
+        joins = facts_of(target._opname).joins  # torch leaves out what has no elements
         for i, argument in enumerate(target._schema.arguments):
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
             if isinstance(given, fx.Node):
                 inputs[argument.name] = self._input(given)
             elif isinstance(given, list | tuple) and any(isinstance(item, fx.Node) for item in given):
                 for k, item in enumerate(given):
-                    if item is not None and not (target._opname == "cat" and item.meta["val"].numel() == 0):
+                    if item is not None and not (joins and item.meta["val"].numel() == 0):
                         inputs[f"{argument.name}.{k}"] = self._input(item)
             else:
                 args[argument.name] = _plain(given)
@@ -353,11 +348,6 @@ class _Reader:
             self.trace.counters.append(buffer)
         else:
             raise CaptureError(f"the model changes its buffer {buffer!r} in a way that has no rule; keep it constant")
-
-
-def _num_outputs(kind: str, metas: Any) -> int:
-    """The outputs that take part in the graph: masks and saved statistics do not."""
-    return 1 if kind in _ONE_OUTPUT else len(metas)
 
 
 def _shapes(metas: Any) -> list[tuple[int, ...]]:

@@ -11,10 +11,9 @@ import torch
 
 from ..errors import CaptureError
 from ..graph import ITEM_SIZES, Draw
-from ..rules import CAST, Call, Rule, rule_for
+from ..rules import Call, Rule, facts_of, rule_for
 
 Shape = tuple[int, ...]
-RANDOM = {"dropout", "native_dropout"}
 
 
 @dataclass
@@ -98,21 +97,19 @@ class Recorder:
         dtypes: list[str] | None = None,
     ) -> list[int]:
         """Add a call and return its outputs; their dtype is the first input's unless `dtypes` says otherwise."""
-        values = self.trace.values
-        if kind in RANDOM:  # numbered, so that masks can be drawn in eager order
+        values, facts = self.trace.values, facts_of(kind)
+        if facts.draws:  # numbered, so that masks can be drawn in eager order
             order = tuple(args.get("order", range(len(outputs[0]))))
             args = {**args, "draw": len(self.trace.draws)}
             self.trace.draws.append(Draw(outputs[0], float(args["p"]), order))
         numbers = list(inputs.values())
         call = Call(kind, overload, tuple(inputs), tuple(values[i].shape for i in numbers), tuple(outputs), args)
-        grad = self.grad and kind != "detach" and any(values[i].grad for i in numbers)
+        grad = self.grad and not facts.detaches and any(values[i].grad for i in numbers)
         names = [self.name] if len(outputs) == 1 else [f"{self.name}.{i}" for i in range(len(outputs))]
         found = []
         for name, shape, dtype in zip(names, outputs, dtypes or [values[numbers[0]].dtype] * len(outputs)):
             found.append(self.value(TraceValue(name, shape, dtype, grad=grad and "float" in dtype)))
         rule = rule_for(call, pointwise=pointwise)
-        if kind == "_to_copy":
-            rule = CAST
         if rule.shape and self.given.issuperset(numbers):
             self.given.update(found)
         self.trace.calls.append(TraceCall(call, rule, numbers, found, self.module))
