@@ -11,8 +11,7 @@ import torch
 
 from soapstone.tracing import Workload, capture
 from soapstone.tracing import export as exporting
-
-from .split import Function, check_ops, loss_of, rand
+from tests.support.split import Function, check_ops, loss_of, rand
 
 T = torch.Tensor
 

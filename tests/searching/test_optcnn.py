@@ -16,8 +16,7 @@ from soapstone import _core
 from soapstone.searching import optcnn
 from soapstone.searching.elimination import least, order_of
 from soapstone.searching.problem import Problem
-
-from .chains import graph_of
+from tests.support.chains import graph_of
 
 
 @given(st.integers(1, 5), st.data())

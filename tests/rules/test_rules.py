@@ -16,8 +16,7 @@ from torch import nn
 from soapstone.errors import GraphError
 from soapstone.rules import POINTWISE, RULES, Map, bind
 from soapstone.tracing import Workload, capture
-
-from .split import Function, check_ops, loss_of, rand
+from tests.support.split import Function, check_ops, loss_of, rand
 
 Draw = Callable[..., Any]
 
@@ -580,7 +579,7 @@ SAME = {
     "l1_loss": "smooth_l1_loss huber_loss",
     "binary_cross_entropy": "binary_cross_entropy_with_logits",
 }
-ELSEWHERE = {"local_batch_norm"}  # its parts differ from the whole on purpose: tests/test_runtime.py
+ELSEWHERE = {"local_batch_norm"}  # its parts differ from the whole on purpose: tests/runtime/test_runtime.py
 CASE_OF = {kind: case for case, kinds in SAME.items() for kind in kinds.split()}
 
 

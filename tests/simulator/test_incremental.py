@@ -18,8 +18,7 @@ from soapstone import _core
 from soapstone.costs import OpTimes
 from soapstone.graph import Op
 from soapstone.simulator import ENGINES
-
-from .chains import SMALL, configurations, graph_of, limit_of, moves, play_all, same_as_fresh, start
+from tests.support.chains import SMALL, configurations, graph_of, limit_of, moves, play_all, same_as_fresh, start
 
 TOPOLOGIES = ["cpu:1x2", "cpu:1x5", "k80:2x4", "h100:1x2+a100:1x3", "p100:4x4"]  # shared links, odd counts, mixed kinds
 FAMILIES = ["mlp", "cnn", "lstm", "crop", "shared", *SMALL]

@@ -17,9 +17,8 @@ from soapstone.runtime import checking
 from soapstone.runtime.checking import check
 from soapstone.runtime.locating import difference
 from soapstone.runtime.transports import GlooTransport
-
-from .distributed.launch import run_processes
-from .models import ALL, seeded
+from tests.distributed.launch import run_processes
+from tests.support.models import ALL, seeded
 
 GPT2 = {"batch": 8, "vocab": 64, "length": 16, "width": 32, "heads": 4, "layers": 2}
 

@@ -14,8 +14,7 @@ from soapstone.graph import OperatorGraph
 from soapstone.searching import Progress
 from soapstone.searching.problem import Problem
 from soapstone.searching.tying import levels
-
-from .chains import graph_of
+from tests.support.chains import graph_of
 
 MODELS = ("lenet", "inception-v3", "resnet-101", "rnnlm", "nmt", "gpt2", "shared")
 TOPOLOGIES = ("p100:1x4", "p100:1x3", "k80:2x2", "h100:1x2+a100:1x2")

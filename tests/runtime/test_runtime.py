@@ -17,9 +17,8 @@ from torch import nn
 import soapstone as ss
 from soapstone.runtime import Parallel, ThreadTransport, execute
 from soapstone.runtime.draws import CounterDraws
-
-from .models import ALL, CASES, MORE, captured
-from .training import STEPS, Record, assert_same, train_plain, train_threads
+from tests.support.models import ALL, CASES, MORE, captured
+from tests.support.training import STEPS, Record, assert_same, train_plain, train_threads
 
 SEEDS = 30  # random strategies a model
 

@@ -14,8 +14,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.simulator import BACKWARD, FORWARD, KINDS
-
-from .models import CASES, MORE
+from tests.support.models import CASES, MORE
 
 ALL = CASES | MORE
 TOPOLOGIES = ["p100:1x3", "k80:2x4", "cpu:1x5", "h100:1x2+a100:1x3"]

@@ -12,9 +12,8 @@ from torch import nn
 
 import soapstone as ss
 from soapstone import zoo
-
-from .models import seeded
-from .training import Record, assert_same, train_plain, train_threads
+from tests.support.models import seeded
+from tests.support.training import Record, assert_same, train_plain, train_threads
 
 
 @pytest.mark.parametrize("name", zoo.names())

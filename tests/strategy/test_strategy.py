@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import soapstone as ss
-
-from .models import CASES, captured
+from tests.support.models import CASES, captured
 
 TOPOLOGY = ss.Topology.parse("cpu:1x4")
 

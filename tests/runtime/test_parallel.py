@@ -17,9 +17,8 @@ from soapstone.parts.place import KERNELS
 from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.locating import Difference, first_difference
 from soapstone.runtime.plan import Plan, Run
-
-from .models import ALL, CASES, captured
-from .training import optimizer_of, train_plain, train_threads
+from tests.support.models import ALL, CASES, captured
+from tests.support.training import optimizer_of, train_plain, train_threads
 
 T = TypeVar("T")
 
@@ -250,7 +249,7 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]]
 def test_elementwise_optimizers_train_like_one_device(
     optimizer: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.training.optimizer_of", OPTIMIZERS[optimizer])
+    monkeypatch.setattr("tests.support.training.optimizer_of", OPTIMIZERS[optimizer])
     batches = ALL["gpt"].batches(3)
     wanted = train_plain(ALL["gpt"].workload(), batches)
     strategy = ss.baselines.random(captured("gpt"), ss.Topology.parse(f"cpu:1x{2 + seed}"), seed=seed)

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import soapstone as ss
-
-from . import test_huggingface, test_zoo
-from .split import Function, rand
+from tests.support.split import Function, rand
+from tests.tracing import test_huggingface
+from tests.zoo import test_zoo
 
 
 def flops(function: Callable[..., Any], inputs: list[torch.Tensor], weights: list[torch.Tensor], kind: str) -> int:

@@ -33,8 +33,7 @@ from soapstone.costs.measured.store import Store
 from soapstone.costs.measured.trial import shared_inputs
 from soapstone.graph import OperatorGraph
 from soapstone.parts import Part, freed_memory_kept
-
-from .models import CASES, MORE
+from tests.support.models import CASES, MORE
 
 
 @pytest.fixture(autouse=True)

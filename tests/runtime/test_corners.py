@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import soapstone as ss
-
-from .models import seeded
-from .split import Function, loss_of
-from .training import assert_same, train_plain, train_threads
+from tests.support.models import seeded
+from tests.support.split import Function, loss_of
+from tests.support.training import assert_same, train_plain, train_threads
 
 T = torch.Tensor
 

@@ -14,10 +14,9 @@ import soapstone as ss
 from soapstone.runtime import ThreadTransport
 from soapstone.runtime.execute import Executor
 from soapstone.runtime.plan import Plan, Run, Sync
-
-from .distributed.launch import run_processes
-from .models import ALL, captured
-from .training import SEED, STEPS, Record, assert_same, train_plain, train_rank
+from tests.distributed.launch import run_processes
+from tests.support.models import ALL, captured
+from tests.support.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
 # torch's compiler has warnings of its own.
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("Deprecation", "Future")]

@@ -15,8 +15,7 @@ import soapstone as ss
 from soapstone.simulator import FORWARD
 from soapstone.tracing import capture_output
 from soapstone.tracing.without_cuda import indexed
-
-from .models import CASES
+from tests.support.models import CASES
 
 LINEAR = nn.Linear(4, 2)
 X = torch.randn(3, 4)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import soapstone as ss
-
-from .models import CASES
+from tests.support.models import CASES
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,8 +14,7 @@ from soapstone import _core
 from soapstone.searching import exhaustive
 from soapstone.searching.options import Native
 from soapstone.searching.problem import Problem
-
-from .chains import graph_of
+from tests.support.chains import graph_of
 
 
 def tiny(kind: str) -> ss.OperatorGraph:

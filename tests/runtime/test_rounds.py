@@ -17,9 +17,8 @@ from soapstone.runtime.placement import Placement
 from soapstone.runtime.plan import Announce, Event, Plan, Round, Run
 from soapstone.runtime.rounds import cut_rounds
 from soapstone.runtime.transports import Incoming, Outgoing
-
-from .models import ALL, captured
-from .training import STEPS, train_threads
+from tests.support.models import ALL, captured
+from tests.support.training import STEPS, train_threads
 
 BURST = 16
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import soapstone as ss
-
-from .models import ONE_AT_A_TIME, seeded
-from .training import Record, assert_same, train_plain, train_threads
+from tests.support.models import ONE_AT_A_TIME, seeded
+from tests.support.training import Record, assert_same, train_plain, train_threads
 
 transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)

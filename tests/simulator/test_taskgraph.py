@@ -18,10 +18,9 @@ import soapstone as ss
 from soapstone import _core
 from soapstone.graph import ITEM_SIZES, Op
 from soapstone.simulator import BACKWARD, COMBINE, FORWARD, SYNC, TRANSFER, UPDATE, Simulation
-
-from .bruteforce import Expected, ExpectedFlow, OpReads
-from .models import CASES
-from .reference import ReferenceTask, play_reference
+from tests.support.bruteforce import Expected, ExpectedFlow, OpReads
+from tests.support.models import CASES
+from tests.support.reference import ReferenceTask, play_reference
 
 SEEDS = 16  # random strategies a model and topology
 
