@@ -14,7 +14,7 @@ from rich.progress import track
 
 import soapstone as ss
 from soapstone.loading import Request, load_graph
-from tests.chains import SMALL, moves, start
+from tests.support.chains import SMALL, moves, start
 
 SMALLEST = ("mlp", "cnn", "lstm", "crop")
 TOPOLOGIES = ("cpu:1x2", "k80:1x3", "p100:2x2", "h100:1x2+a100:1x3", "cpu:1x7", "k80:2x4", "p100:4x4")

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 import soapstone as ss
-from tests import test_huggingface
+from tests.tracing import test_huggingface
 
 from .spine import export_only
 

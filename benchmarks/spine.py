@@ -13,8 +13,8 @@ from rich.table import Table
 
 import soapstone as ss
 from soapstone.runtime import ThreadTransport
-from tests.models import CASES, Case
-from tests.reference import ReferenceTask, play_reference
+from tests.support.models import CASES, Case
+from tests.support.reference import ReferenceTask, play_reference
 
 ROUNDS = 7
 

@@ -9,8 +9,7 @@ import pytest
 
 import soapstone as ss
 from soapstone.space import divisors, factorings
-
-from .test_zoo import SMALL, workload
+from tests.zoo.test_zoo import SMALL, workload
 
 TOPOLOGIES = ["p100:1x4", "k80:2x4", "p100:3x2", "h100:1x4+a100:1x8", "cpu:1x1", "cpu:1x7"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from soapstone import _core
 from soapstone.errors import GraphError
 from soapstone.timeline import Task, Times, play
-from tests.reference import ReferenceTask, play_reference
+from tests.support.reference import ReferenceTask, play_reference
 
 
 def play_core(tasks: list[ReferenceTask], num_resources: int) -> _core.Timeline:

@@ -102,7 +102,7 @@ SLOW = """
 import os, signal, sys
 import torch.distributed as dist
 import soapstone as ss
-from tests.models import CASES
+from tests.support.models import CASES
 
 dist.init_process_group("gloo")
 case = CASES["mlp"]

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import soapstone as ss
-from tests.models import CASES
-from tests.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
+from tests.support.models import CASES
+from tests.support.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
 from .launch import run_processes
 
@@ -144,7 +144,7 @@ def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:
 SCRIPT = """
 import torch, torch.distributed as dist
 import soapstone as ss
-from tests.models import CASES
+from tests.support.models import CASES
 
 dist.init_process_group("gloo")
 case = CASES["cnn"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from soapstone.runtime.sharing import run_ranks, shared_gpu
-from tests.training import train_plain
+from tests.support.training import train_plain
 
 from .models import MODELS, batches
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import soapstone as ss
-from tests.models import ALL, seeded
-from tests.training import STEPS
+from tests.support.models import ALL, seeded
+from tests.support.training import STEPS
 
 ZOO: dict[str, dict[str, Any]] = {
     "lenet": {"batch": 6},

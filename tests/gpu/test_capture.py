@@ -10,8 +10,8 @@ import torch
 
 import soapstone as ss
 from soapstone.runtime.transports import alone
-from tests.models import ALL, seeded
-from tests.test_tracing import Mixed
+from tests.support.models import ALL, seeded
+from tests.tracing.test_tracing import Mixed
 
 from .models import ZOO
 

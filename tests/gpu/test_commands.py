@@ -68,7 +68,7 @@ import os, signal, sys, time
 import torch
 import soapstone as ss
 from soapstone.runtime.transports import joined
-from tests.models import CASES
+from tests.support.models import CASES
 
 with joined("") as (transport, place):
     case = CASES["lstm"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.models import CASES
+from tests.support.models import CASES
 
 from .conftest import SEEDS
 from .models import MODELS

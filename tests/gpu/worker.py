@@ -17,8 +17,8 @@ import torch
 import soapstone as ss
 from soapstone.runtime import Transport
 from soapstone.runtime.transports import joined
-from tests.models import CASES
-from tests.training import SEED, Record, assert_same, train_rank
+from tests.support.models import CASES
+from tests.support.training import SEED, Record, assert_same, train_rank
 
 from .models import MODELS, batches
 

@@ -1,0 +1,85 @@
+"""OptCNN: elimination finds the least sum, and the sums are what they say."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import soapstone as ss
+from soapstone import _core
+from soapstone.searching import optcnn
+from soapstone.searching.elimination import least, order_of
+from soapstone.searching.problem import Problem
+from tests.support.chains import graph_of
+
+
+@given(st.integers(1, 5), st.data())
+def test_elimination_finds_the_least_sum(count: int, data: st.DataObject) -> None:
+    sizes = [data.draw(st.integers(1, 3)) for _ in range(count)]
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    edges = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    nodes: list[tuple[int, ...]] = [*((i,) for i in range(count)), *edges]
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    tables = {key: rng.integers(0, 50, [sizes[i] for i in key]).astype(float) for key in nodes}
+    order = order_of(sizes, tables)
+    assert order is not None
+    assert sorted(order) == [i for i in range(count) if sizes[i] > 1]
+
+    def total(choice: tuple[int, ...]) -> float:
+        return float(sum(table[tuple(choice[i] for i in key)] for key, table in tables.items()))
+
+    found, choice = least(sizes, tables, order)
+    assert found == total(tuple(choice)) == min(map(total, product(*map(range, sizes))))
+
+
+def test_many_neighbours_without_a_choice_are_no_trouble() -> None:
+    tables: dict[tuple[int, ...], np.ndarray] = {(0, i): np.zeros((2, 1)) for i in range(1, 90)}
+    tables[(0,)] = np.array([2.0, 1.0])
+    sizes = [2] + [1] * 89
+    order = order_of(sizes, tables)
+    assert order == [0]
+    assert least(sizes, tables, order) == (1.0, [1] + [0] * 89)
+    assert len(optcnn(graph_of("nmt"), ss.Topology.parse("cpu:1x1"))) == len(graph_of("nmt").ops)
+
+
+def test_what_does_not_reduce_has_no_order() -> None:
+    everyone = [(i, j) for i in range(12) for j in range(i)]
+    assert order_of([100] * 12, [tuple(sorted(edge)) for edge in everyone]) is None
+
+
+@pytest.mark.parametrize("text", ["p100:1x2", "p100:1x4", "h100:1x2+a100:1x2"])
+@pytest.mark.parametrize("name", ["lenet", "inception-v3", "resnet-101", "rnnlm", "nmt", "gpt2", "vit", "shared"])
+def test_it_finds_a_strategy_of_the_space(name: str, text: str) -> None:
+    graph, topology = graph_of(name), ss.Topology.parse(text)
+    told: list[float] = []
+    strategy = optcnn(graph, topology, progress=told.append)
+    space = ss.Space(graph, topology)
+    assert all(strategy[op.name] in space.configurations(op.name) for op in graph.ops)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_where_nothing_overlaps_the_sum_is_the_makespan() -> None:
+    """On one device there is nothing to move, so that the sum of the ops' times is what a simulation finds."""
+    graph, topology = graph_of("lenet"), ss.Topology.parse("p100:1x1")
+    problem = Problem(graph, topology)
+    native = _core.Additive(graph.native, problem.machine, problem.times.native)
+    one = ss.baselines.data_parallel(graph, topology).native
+    compute = sum(int(native.op(i, [entry])[0][0]) for i, entry in enumerate(one))
+    sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology))
+    updates = sim.tasks[sim.tasks["kind"] == 5]
+    assert compute == sim.makespan_ns - int((updates["end"] - updates["start"]).sum())
+
+
+def test_it_splits_large_layers_by_channel() -> None:
+    """As Krizhevsky's one weird trick does, where the sum of a layer's gradients is dearer than its input."""
+    model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4096))
+    graph = ss.capture(ss.Workload(model, (torch.zeros(64, 4096),), loss=torch.sum))
+    strategy = optcnn(graph, ss.Topology.parse("p100:1x4"))
+    assert [dict(strategy[name].degrees) for name in ("0", "2")] == [{"channel": 4}] * 2

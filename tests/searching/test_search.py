@@ -1,0 +1,275 @@
+"""The Markov chains: what they find, that a seed decides it, how they end, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import soapstone as ss
+from soapstone import _core
+from soapstone.graph import OperatorGraph
+from soapstone.searching import Progress
+from soapstone.searching.problem import Problem
+from soapstone.searching.tying import levels
+from tests.support.chains import graph_of
+
+MODELS = ("lenet", "inception-v3", "resnet-101", "rnnlm", "nmt", "gpt2", "shared")
+TOPOLOGIES = ("p100:1x4", "p100:1x3", "k80:2x2", "h100:1x2+a100:1x2")
+FOREVER = (2**62, 1e300)
+
+
+def case(name: str, text: str) -> tuple[OperatorGraph, ss.Topology]:
+    return graph_of(name), ss.Topology.parse(text)
+
+
+def makespan(strategy: ss.Strategy) -> float:
+    return ss.simulate(strategy.graph, strategy.topology, strategy).makespan
+
+
+@pytest.mark.parametrize("text", TOPOLOGIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_it_says_what_the_strategy_takes_and_beats_the_baselines(name: str, text: str) -> None:
+    graph, topology = case(name, text)
+    result = ss.search(graph, topology, proposals=400, budget=None)
+    assert result.makespan == makespan(result.strategy)
+    for make in ss.baselines.BASELINES.values():
+        assert result.makespan <= makespan(make(graph, topology))
+    spans = [step.makespan for step in result.history]
+    assert spans == sorted(spans, reverse=True)
+    assert spans[-1] == result.makespan
+    space = ss.Space(graph, topology)
+    assert all(result.strategy[op.name] in space.configurations(op.name) for op in graph.ops)
+
+
+def test_a_start_that_ties_cannot_hold_is_seen_as_it_is() -> None:
+    """Blocks tie all layers of a transformer, which model parallelism puts on different devices."""
+    graph, topology = case("gpt2", "p100:1x4")
+    start = ss.baselines.model_parallel(graph, topology)
+    result = ss.search(graph, topology, proposals=1, budget=None, initial=[start])
+    assert result.history[0].makespan == makespan(start)
+
+
+@pytest.mark.parametrize("method", ["soapstone", "paper"])
+@pytest.mark.parametrize("chains", [1, 3])
+def test_a_seed_and_a_number_of_chains_decide_the_result(method: str, chains: int) -> None:
+    graph, topology = case("nmt", "p100:1x4")
+
+    def found(seed: int) -> tuple[Any, ...]:
+        result = ss.search(graph, topology, proposals=600, budget=None, seed=seed, chains=chains, method=method)
+        steps = [(step.proposals, step.makespan) for step in result.history]
+        return dict(result.strategy), result.makespan, result.proposals, steps
+
+    assert found(1) == found(1)
+    assert found(1)[3] != found(2)[3]
+
+
+@pytest.mark.parametrize("name", ["lenet", "rnnlm", "shared"])
+def test_a_local_optimum_has_no_better_neighbour(name: str) -> None:
+    graph, topology = case(name, "p100:1x2")
+    result = ss.search(graph, topology, budget=10.0, proposals=20_000)
+    space = ss.Space(graph, topology)
+    assert result.locally_optimal == "yes"
+    sizes = [len(space.configurations(op.name)) for op in graph.ops]
+    assert result.neighbours == sum(size for size in sizes if size > 1)
+    simulator = ss.Simulator(graph, topology, result.strategy)
+    for op in graph.ops:
+        for configuration in space.configurations(op.name):
+            assert simulator.propose({op.name: configuration}, limit=simulator.makespan_ns - 1) is None
+
+
+def test_a_result_that_is_no_local_optimum_says_so() -> None:
+    graph, topology = case("nmt", "p100:1x4")
+    arguments: dict[str, Any] = {"budget": None, "initial": ["data"], "method": "paper"}
+    spent = ss.search(graph, topology, proposals=50, **arguments)
+    assert (spent.locally_optimal, spent.neighbours) == ("budget ended", 0)
+    few = ss.search(*case("lenet", "p100:1x2"), proposals=100_000, temperature=1e-9, **arguments)
+    assert few.proposals < 100_000  # half of the budget brought nothing
+    assert few.locally_optimal in ("yes", "no")
+    assert few.neighbours > 0
+
+
+def test_metropolis_accepts_as_often_as_it_should() -> None:
+    """A chain whose only move chooses between two configurations visits them as p ~ c^(-1/tau) says."""
+    graph, topology = case("lenet", "p100:1x2")
+    problem = Problem(graph, topology, training=ss.Training(bucket_bytes=0))
+    start = ss.baselines.data_parallel(graph, topology).native
+    op = next(i for i, o in enumerate(graph.ops) if o.kind == "linear")
+    table = [start[op], ([1] * len(graph.ops[op].dims), [0])]
+    costs = []
+    for entry in table:
+        strategy = [*start]
+        strategy[op] = entry
+        costs.append(problem.played(strategy).makespan)
+    tau = abs(costs[1] - costs[0]) / min(costs)
+    native = _core.Chain(graph.native, problem.machine, problem.times.native, [table], [], 2, 7)
+    native.go(start)
+    visits = [0, 0]
+    for _ in range(4000):
+        native.walk([([op], 0, [])], tau, tau, True, (1, 1e300, *FOREVER))
+        visits[native.makespan == costs[1]] += 1
+    expected = costs[0] ** (-1 / tau) / (costs[0] ** (-1 / tau) + costs[1] ** (-1 / tau))
+    assert visits[0] / 4000 == pytest.approx(expected, abs=0.04)
+
+
+def test_no_accepted_strategy_passes_the_memory_limit() -> None:
+    graph, topology = case("gpt2", "p100:1x4")
+    start = ss.baselines.data_parallel(graph, topology)
+    need = ss.simulate(graph, topology, start).memory.bound
+    problem = Problem(graph, topology)
+    limit = [int(max(need) * 1.02)] * 4
+    native = _core.Chain(graph.native, problem.machine, problem.times.native, problem.options.tables, limit, 2, 3)
+    native.go(start.native)
+    moves = problem.options.moves(levels(graph)[-1])
+    refused = 0
+    for _ in range(300):
+        native.walk(moves, 0.1, 0.1, True, (1, 1e300, *FOREVER))
+        held = problem.played(native.strategy).memory_bound(2)
+        assert max(held) <= limit[0]
+        refused += max(held) > max(need)
+    assert native.best_overflow == 0
+    assert refused  # it went to where the limit is near
+
+
+def small_memory(topology: ss.Topology, share: float, graph: OperatorGraph) -> ss.Topology:
+    """The topology with a share of the memory that data parallelism needs."""
+    need = max(ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology)).memory.bound)
+    return replace(topology, devices=tuple(replace(device, memory=int(need * share)) for device in topology.devices))
+
+
+def test_from_what_does_not_fit_it_finds_what_does() -> None:
+    graph, topology = case("nmt", "p100:1x4")
+    tight = small_memory(topology, 0.8, graph)
+    result = ss.search(graph, tight, proposals=3000, budget=None, initial=["data"])
+    assert all(ss.simulate(graph, tight, result.strategy).memory.bound <= [d.memory for d in tight.devices])
+
+
+def test_where_nothing_fits_the_error_says_by_how_much() -> None:
+    graph, topology = case("nmt", "p100:1x2")
+    tiny = small_memory(topology, 0.01, graph)
+    with pytest.raises(ss.SoapstoneError, match=r"may need .* on gpu\d, which has .* too much; a smaller batch"):
+        ss.search(graph, tiny, proposals=300, budget=None)
+    assert ss.search(graph, tiny, proposals=300, budget=None, memory_limit=False).makespan > 0
+
+
+def test_progress_is_told_and_may_stop_the_search() -> None:
+    graph, topology = case("rnnlm", "p100:1x4")
+    told: list[Progress] = []
+    ss.search(graph, topology, proposals=300, budget=None, progress=told.append)
+    assert {step.phase for step in told} == {"asking for costs", "searching"}
+    assert told[-1].proposals == 300
+    assert told[-1].share == 1.0
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(now: Progress) -> None:
+        if now.proposals:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        ss.search(graph, topology, budget=60.0, progress=stop)
+
+
+def test_an_initial_strategy_may_be_any() -> None:
+    graph, topology = case("rnnlm", "p100:1x4")
+    wild = ss.baselines.random(graph, topology, seed=3)
+    result = ss.search(graph, topology, proposals=1, budget=None, initial=[wild])
+    assert result.history[0].makespan <= makespan(wild)
+
+
+def test_an_initial_strategy_with_degrees_of_its_own() -> None:
+    graph, topology = case("rnnlm", "p100:1x4")
+    thirds = {}
+    for op in graph.ops[::2]:
+        dim = next((d.name for d in op.dims if d.splittable and d.size >= 3), None)
+        if dim is not None:
+            thirds[op.name] = ss.Configuration({dim: 3}, (0, 1, 2))
+    start = ss.baselines.data_parallel(graph, topology).replace(thirds)
+    result = ss.search(graph, topology, proposals=50, budget=None, initial=start)
+    assert result.history[0].makespan == makespan(start)
+    assert result.makespan <= makespan(start)
+
+
+@pytest.mark.parametrize("method", ["soapstone", "paper"])
+def test_one_device_leaves_nothing_to_search(method: str) -> None:
+    result = ss.search(*case("lenet", "cpu:1x1"), proposals=100, budget=None, method=method)
+    assert (result.locally_optimal, result.proposals) == ("yes", 0)
+
+
+@pytest.mark.parametrize("method", ["soapstone", "paper"])
+def test_the_shortest_budget_gives_a_strategy(method: str) -> None:
+    graph, topology = case("nmt", "p100:1x4")
+    assert ss.search(graph, topology, budget=1e-9, chains=5, method=method).makespan > 0
+    for proposals in (1, 10):
+        result = ss.search(graph, topology, proposals=proposals, budget=None, chains=4, method=method)
+        assert result.proposals == proposals
+
+
+def test_the_paper_walks_from_every_start() -> None:
+    graph, topology = case("lenet", "p100:1x4")
+    result = ss.search(graph, topology, proposals=4000, budget=None, method="paper")
+    assert result.proposals > 4 * 4000 // 5 - 1500
+
+
+def test_everything_on_one_device_is_among_the_starts() -> None:
+    graph, topology = case("shared", "h100:1x1+k80:1x2")
+    one = ss.Strategy(graph, topology, {op.name: ss.Configuration({}, (0,)) for op in graph.ops})
+    assert ss.search(graph, topology, proposals=1, budget=None).makespan <= makespan(one)
+
+
+def test_what_progress_raises_is_its_own() -> None:
+    def fail(_: Progress) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$"):
+        ss.search(*case("lenet", "p100:1x2"), proposals=10, budget=None, progress=fail)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no end": ({"budget": None}, "a search without a budget has no end"),
+    "no time": ({"budget": 0}, "budget=0 is not a number of seconds above 0"),
+    "endless time": ({"budget": float("nan")}, "budget=nan is not a number of seconds"),
+    "half a proposal": ({"proposals": 0.5}, "proposals=0.5 is not a whole number above 0"),
+    "a seed in words": ({"seed": "one"}, "seed='one' is not a whole number"),
+    "no such method": ({"method": "fast"}, "method='fast' is not a way to search; use soapstone or paper"),
+    "no chains": ({"chains": 0}, "chains=0 is not a whole number from 1"),
+    "frozen": ({"temperature": 0.0}, "temperature=0.0 is not a share"),
+    "no start": ({"initial": []}, "a search needs an initial strategy"),
+    "an unknown start": ({"initial": ["best"]}, "initial='best' is no strategy"),
+    "an unknown optimizer": ({"training": ss.Training(optimizer="lion")}, "no costs for optimizer 'lion'"),
+    "no list of starts": ({"initial": 5}, "initial=5 is no list"),
+    "no function": ({"progress": 3}, "progress=3 cannot be called"),
+    "a list of methods": ({"method": ["paper"]}, "method=['paper'] is not a way to search"),
+    "an endless seed": ({"seed": 10**5000}, "seed="),
+    "no training": ({"training": 3}, "training=3 does not say how to train"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_arguments_get_a_sentence(name: str) -> None:
+    arguments, sentence = WRONG[name]
+    with pytest.raises(ss.SoapstoneError) as raised:
+        ss.search(*case("lenet", "p100:1x2"), **arguments)
+    assert str(raised.value).startswith(sentence)
+
+
+def test_a_search_needs_a_graph_and_a_topology() -> None:
+    wrong: Callable[..., object] = ss.search
+    with pytest.raises(ss.SoapstoneError, match="a search needs a graph and a topology; 'p100:1x2' is neither"):
+        wrong(graph_of("lenet"), "p100:1x2")
+
+
+def test_layers_and_blocks_are_tied() -> None:
+    layers, ops = levels(graph_of("rnnlm"))
+    names = [{graph_of("rnnlm").ops[i].layer for i in group} for group in layers if len(group) > 1]
+    assert {"stack.cells.0"} in names
+    assert {"stack.cells.1"} in names
+    assert len(ops) == len(graph_of("rnnlm").ops)
+    assert sorted(i for group in layers for i in group) == list(range(len(ops)))
+    blocks, ops = levels(graph_of("gpt2"))
+    assert len(blocks) < len(ops)
+    for group in blocks:
+        assert len({graph_of("gpt2").alike[i] for i in group}) == 1
