@@ -107,7 +107,7 @@ def test_bounds() -> None:
     names = [op.name for op in graph.ops]
     costs = Given({(name, 8): ns for name, ns in zip(names, [(10, 20), (30, 60), (5, 5)])})
     strategy = ss.Strategy(graph, topology, {name: ON({}, (0,)) for name in names})
-    sim = ss.Simulator(graph, topology, strategy, costs=costs)
+    sim = ss.Simulator(graph, topology, strategy, training=ss.Training(costs))
     assert sim.makespan_ns == 131
     moved = {names[1]: ON({}, (1,))}
     assert sim.propose(moved) == 135
@@ -127,7 +127,7 @@ def test_search() -> None:
         # On one device: forward, backward, the loss's two, and the update are one after the other.
         costs = Given({("linear", 8): (now - 5, 1), ("linear", 4): ((then - 6) // 2, 1), ("sum", 8): (1, 2)})
         times = KnownTimes(graph, topology, costs)
-        machine = machine_of(topology, times, "sgd", 0)
+        machine = machine_of(topology, times, ss.Training(costs, "sgd"))
         whole, split = ([1, 1, 1], [0]), ([2, 1, 1], [0, 0])
         rest = ([1, 1], [0])
         times.fill_all([(0, *whole), (0, *split), (1, *rest)])
