@@ -395,7 +395,7 @@ def test_parts_that_share_a_shard_read_windows_of_it() -> None:
     def act(rank: int, transport: ThreadTransport) -> list[tuple[int, ...]]:
         parallel = parallel_on("mlp", rank, transport, strategy=strategy)
         state = parallel._executor.weaver.windows.state()
-        return [tuple(leaf.shape) for key, leaf in state.items() if key.part]
+        return [tuple(leaf.shape) for key, leaf in state.items() if key.window]
 
     of_quarters = ss.run_threads(2, act, strict=True)
     assert of_quarters == [[(2, 7), (3, 7), (2,), (3,)], [(3, 7), (3, 7), (3,), (3,)]]

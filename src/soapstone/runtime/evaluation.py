@@ -19,7 +19,7 @@ from .agreement import agree
 from .batch import BatchCheck
 from .draws import CounterDraws
 from .execute import Executor
-from .placement import Key
+from .keys import Key
 from .plan import Plan, open_connections
 from .store import STORED, Shard, Store
 

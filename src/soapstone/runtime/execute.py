@@ -18,8 +18,8 @@ from ..parts import Box, Draws, Function, Recording, lengths, record
 from .compiling import Compiler
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Bucket, Readiness
+from .keys import BatchInput, Key, Payload, Received, Share, State, ToOthers, Total, Update, Window
 from .listing import shortened
-from .placement import Key
 from .plan import Announce, Combine, Event, Plan, Receive, Round, Run, Send, Sync
 from .store import Store, own_memory
 from .transports import Incoming, Outgoing, Pending, Row, Transport
@@ -36,9 +36,9 @@ class Scratch:
 
     def __init__(self, values: dict[Key, torch.Tensor], agreed: Callable[[], torch.Tensor | None]) -> None:
         self.values = values
-        self.pending: dict[Key, Pending] = {}
+        self.pending: dict[Key, Pending] = {}  # from other ranks
         self.outputs: dict[int, list[torch.Tensor]] = {}  # of each segment, with their autograd graph
-        self.gradients: dict[Key, Pending] = {}  # of payloads and shares, from other ranks
+        self.gradients: dict[ToOthers, Pending] = {}
         self.buckets: list[tuple[Bucket, Pending]] = []
         self.awaited: Iterator[Incoming] = iter(())
         self.loss: Pending | None = None
@@ -69,7 +69,7 @@ class Executor:
         self._shared = {i: [key for key in takes if takers[key] > 1] for i, takes in self._takes.items()}
         self.loss_key = self.placement.home(self.graph.loss, 0)
         self._updated = {operand.tensor for op in self.graph.ops for operand in op.updates}
-        self._targets: dict[Key, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
+        self._targets: dict[Update, tuple[Box, list[list[int]]]] = {}  # the boxes of buffers that parts update
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self._speaks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
         rounds = [event for event in self.program if isinstance(event, Round)]
@@ -85,7 +85,7 @@ class Executor:
     def _users(self) -> Counter[int]:
         runs = [e for e in self.program if isinstance(e, Run) and e.backward]
         takes = (key for run in runs for key in self.plan.segments[run.segment].takes)
-        return Counter(key.number for key in takes if key.what == "state")
+        return Counter(key.tensor for key in takes if isinstance(key, State))
 
     def step(
         self, given: dict[Key, torch.Tensor], sync: bool, agreed: Callable[[], torch.Tensor | None]
@@ -126,8 +126,9 @@ class Executor:
 
     def given(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """What is here when a step begins."""
-        inputs = {Key("batch", tensor): given for tensor, given in zip(self.graph.inputs, batch)}
-        return {**self.weaver.windows.state(), **inputs}
+        found: dict[Key, torch.Tensor] = dict(zip(map(BatchInput, self.graph.inputs), batch))
+        found.update(self.weaver.windows.state().items())
+        return found
 
     def _follow(self) -> None:
         for number, event in enumerate(self.program):
@@ -207,7 +208,9 @@ class Executor:
 
             outputs = self._recorded(number, run, inputs)
             if self._compiler is not None:
-                lasting = (i for i, key in enumerate(takes) if key.what == "state" and key.number not in self._updated)
+                lasting = (
+                    i for i, key in enumerate(takes) if isinstance(key, Window) and key.tensor not in self._updated
+                )
                 self._compiler.add(number, self.recordings[number], lasting)
             return outputs
         recording = self.recordings[number]
@@ -237,9 +240,10 @@ class Executor:
         return found[0]
 
     def _differentiable(self, key: Key) -> bool:
-        if key.what == "flow":
-            return self.placement.flows[key.number].backward >= 0
-        return self.graph.ops[key.number].backward
+        if isinstance(key, Received):
+            return self.placement.flows[key.flow].backward >= 0
+        assert isinstance(key, Total)
+        return self.graph.ops[key.op].backward
 
     def _seed(self) -> None:
         """Backward begins with the loss's own gradient, on its first device or, where they can, on all of them."""
@@ -250,7 +254,7 @@ class Executor:
 
     def _backward(self, number: int) -> None:
         segment, outputs = self.plan.segments[number], self.scratch.outputs.pop(number)
-        self._ready.enter(key.number for key in segment.takes if key.what == "state")
+        self._ready.enter(key.tensor for key in segment.takes if isinstance(key, State))
         gradients = [self._gradient(key) for key in self._gives[number]]
         if self._compiler is None:
             _differentiate(outputs, gradients)
@@ -271,30 +275,30 @@ class Executor:
         self._compiler.attempt(number, "backward", self.recordings[number], act)
 
     def _gradient(self, key: Key) -> torch.Tensor | None:
-        if key.what == "share" and key.number == self.placement.loss_op and self.placement.has_own_gradient:
+        if isinstance(key, Share) and key.op == self.placement.loss_op and self.placement.has_own_gradient:
             return self._loss_gradient(key)
-        if key.what in ("payload", "share"):
+        if isinstance(key, ToOthers):
             pending = self.scratch.gradients.pop(key, None)
             return None if pending is None else self._awaited(pending)
         return self.scratch.values[key].grad
 
-    def _loss_gradient(self, share: Key) -> torch.Tensor | None:
+    def _loss_gradient(self, share: Share) -> torch.Tensor | None:
         """Of a device's share in the loss: what its own finish says, or one where the shares' sum is the loss."""
-        if not self.graph.ops[share.number].finishes:
+        if not self.graph.ops[share.op].finishes:
             return torch.ones_like(self.scratch.values[share])
         if not self.placement.is_weighed:
-            return self.scratch.values[Key("total", share.number, share.part)].grad
+            return self.scratch.values[Total(share.op, share.group)].grad
         weight, value = self.scratch.agreed(), self.scratch.values[share]
         assert weight is not None
-        slope = self.weaver.part(share.number, 0).slope(weight.to(value))
+        slope = self.weaver.part(share.op, 0).slope(weight.to(value))
         return torch.stack([slope, torch.zeros_like(slope)])
 
     # Communication
 
     def _payload(self, event: Send) -> torch.Tensor:
         if not event.backward:
-            return self.scratch.values[Key("payload", event.flow)].detach()
-        leaf = self._value(Key("flow", event.flow))
+            return self.scratch.values[Payload(event.flow)].detach()
+        leaf = self._value(Received(event.flow))
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
 
     def _announced(self, event: Receive) -> Incoming:
@@ -315,12 +319,12 @@ class Executor:
         for receive, pending in zip(event.receives, self.transport.round(event.number, outgoing, incoming)):
             self._expect()
             if receive.backward:
-                self.scratch.gradients[Key("payload", receive.flow)] = pending
+                self.scratch.gradients[Payload(receive.flow)] = pending
             else:
-                self.scratch.pending[Key("flow", receive.flow)] = pending
+                self.scratch.pending[Received(receive.flow)] = pending
 
     def _combine(self, event: Combine) -> None:
-        share, total = Key("share", event.op, event.group), Key("total", event.op, event.group)
+        share, total = Share(event.op, event.group), Total(event.op, event.group)
         ranks = tuple(self.ranks[device] for device in event.devices)
         if not event.backward:  # the sum may take the tensor's place, which autograd may have kept
             given = self.scratch.values[share].detach().clone(memory_format=torch.contiguous_format)
@@ -342,7 +346,7 @@ class Executor:
         self.scratch.agreed()
         self._timed(WAIT, self._finish_syncs)
         own_memory(self._unsynced if self._sync else self._parameters)  # for whoever changes them in place
-        self._update({key: value for key, value in self.scratch.values.items() if key.what == "update"})
+        self._update({key: value for key, value in self.scratch.values.items() if isinstance(key, Update)})
         if self.store.counters:
             torch._foreach_add_(list(self.store.counters.values()), 1)
 
@@ -351,25 +355,25 @@ class Executor:
             bucket.take(pending)
         self.transport.finish()
 
-    def _update(self, values: dict[Key, torch.Tensor]) -> None:
+    def _update(self, values: dict[Update, torch.Tensor]) -> None:
         """Set parts' boxes of buffers to their next values."""
-        whole: list[Key] = []
+        whole: list[Update] = []
         for key, value in values.items():
             if key not in self._targets:
                 self._targets[key] = self._target(key)
             box, dims = self._targets[key]
-            if self.store.is_whole(key.number, box, dims):
+            if self.store.is_whole(key.tensor, box, dims):
                 whole.append(key)
             else:
-                self.store.update(key.number, box, dims, value)
+                self.store.update(key.tensor, box, dims, value)
         if whole:
-            shards = [self.store.shards[key.number].tensor for key in whole]
+            shards = [self.store.shards[key.tensor].tensor for key in whole]
             torch._foreach_copy_(shards, [values[key].view(shard.shape) for key, shard in zip(whole, shards)])
 
-    def _target(self, key: Key) -> tuple[Box, list[list[int]]]:
-        index = next(i for i, op in enumerate(self.graph.ops) for o in op.updates if o.tensor == key.number)
+    def _target(self, key: Update) -> tuple[Box, list[list[int]]]:
+        index = next(i for i, op in enumerate(self.graph.ops) for o in op.updates if o.tensor == key.tensor)
         op, part = self.graph.ops[index], self.weaver.part(index, key.part)
-        number = next(n for n, operand in enumerate(op.inputs) if operand.tensor == key.number)
+        number = next(n for n, operand in enumerate(op.inputs) if operand.tensor == key.tensor)
         return part.input_box(number), [list(axis) for axis in op.values[op.inputs[number].value].factoring]
 
     def _own_loss(self) -> torch.Tensor:

@@ -15,7 +15,7 @@ from .batch import BatchCheck
 from .clipping import clip_grad_norm
 from .evaluation import Evaluation
 from .execute import Executor
-from .placement import Key
+from .keys import Key
 from .records import Record, recorded
 from .store import Store
 from .transports import Transport

@@ -12,7 +12,8 @@ from functools import cache
 import torch
 
 from ..parts import Box, Part, local_shape, projected
-from .placement import Key, Placement, Task
+from .keys import Key, State, Window
+from .placement import Placement, Task
 from .segments import Segment
 from .store import STORED, Shard
 
@@ -25,7 +26,7 @@ class Windows:
         self._lent = {i: torch.empty_like(shards[i].tensor) for i in sorted(changing & shards.keys())}
         self.key = cache(self._key)
 
-    def _key(self, op: int, part: int, number: int) -> Key | None:
+    def _key(self, op: int, part: int, number: int) -> Window | None:
         """Where a part finds an input that is a parameter or buffer; None where it reads nothing of it."""
         operand = self._graph.ops[op].inputs[number]
         if operand.tensor not in self._shards:
@@ -37,17 +38,17 @@ class Windows:
             return None
         if window not in known:
             known.append(window)
-        return Key("state", operand.tensor, known.index(window))
+        return Window(operand.tensor, known.index(window))
 
     def takes(self, segment: Segment) -> list[Key]:
         """What a segment takes, each parameter and buffer by the windows that its parts read."""
         found: list[Key] = []
         read = dict.fromkeys(key for task in segment.tasks for key in self._read(task))
         for key in segment.takes:
-            found += [window for window in read if window.number == key.number] if key.what == "state" else [key]
+            found += [window for window in read if window.tensor == key.tensor] if isinstance(key, State) else [key]
         return found
 
-    def _read(self, task: Task) -> Sequence[Key]:
+    def _read(self, task: Task) -> Sequence[Window]:
         inputs = self._graph.ops[task.op].inputs
         stored = [n for n, operand in enumerate(inputs) if self._graph.tensors[operand.tensor].source in STORED]
         found = [] if task.deliver else [self.key(task.op, task.part, n) for n in stored]
@@ -58,30 +59,30 @@ class Windows:
         """The tensors that some part reads by a window."""
         return {i for i, boxes in self._boxes.items() if len(boxes) > 1}
 
-    def state(self) -> dict[Key, torch.Tensor]:
+    def state(self) -> dict[Window, torch.Tensor]:
         """The shards and their windows, for one step. Of buffers that a step changes it gets copies, to work on."""
-        found: dict[Key, torch.Tensor] = {}
+        found: dict[Window, torch.Tensor] = {}
         if self._lent:
             torch._foreach_copy_(list(self._lent.values()), [self._shards[i].tensor for i in self._lent])
         for i, (_, *windows) in self._boxes.items():
             shard = self._shards[i]
             whole = self._lent.get(i, shard.tensor)
-            found[Key("state", i)] = whole
+            found[Window(i, 0)] = whole
             for number, box in enumerate(windows, 1):
                 leaf = shard.window(whole.detach(), box)
-                found[Key("state", i, number)] = leaf.requires_grad_(shard.tensor.requires_grad)
+                found[Window(i, number)] = leaf.requires_grad_(shard.tensor.requires_grad)
         return found
 
     def gather(self, tensor: int, values: Mapping[Key, torch.Tensor]) -> None:
         """Add the gradients of a shard's windows to the shard's own."""
         shard = self._shards[tensor]
         for number, box in enumerate(self._boxes[tensor][1:], 1):
-            leaf = values[Key("state", tensor, number)]
+            leaf = values[Window(tensor, number)]
             if leaf.grad is not None:
                 shard.window(shard.own_gradient(), box).add_(leaf.grad)
                 leaf.grad = None
 
-    def held(self, key: Key, tensor: torch.Tensor) -> tuple[torch.Tensor, Box, Sequence[Sequence[int]]]:
+    def held(self, key: Window, tensor: torch.Tensor) -> tuple[torch.Tensor, Box, Sequence[Sequence[int]]]:
         """A window as it came, its box, and the dims that this is over."""
-        box, dims = self._boxes[key.number][key.part], self._shards[key.number].dims
+        box, dims = self._boxes[key.tensor][key.window], self._shards[key.tensor].dims
         return tensor.reshape(local_shape(box, dims)), box, dims
