@@ -38,7 +38,7 @@ class Weaver:
     def __init__(self, placement: Placement, device: int, shards: Mapping[int, Shard], place: torch.device) -> None:
         self.placement, self.device, self.place = placement, device, place
         self.graph = placement.graph
-        self.windows = Windows(placement, shards)
+        self.windows = Windows(placement, device, shards)
         self.needs = {tensor: self._need(tensor) for tensor in self.graph.inputs}
 
     @cached_property
@@ -182,7 +182,7 @@ class _Run:
         index = self.graph.ops[task.op].inputs[number].tensor
         match self.graph.tensors[index].source:
             case "parameter" | "buffer":
-                key = self.weaver.windows.key(task.op, task.part, number)
+                key = self.weaver.windows.window(task.op, task.part, number)
                 return None if key is None else Held(*self.weaver.windows.held(key, self.values[key]))
             case "op":
                 return self._gathered(task, number, index)
