@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import soapstone as ss
-from soapstone.runtime import Parallel, ThreadTransport, execute
+from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.draws import CounterDraws
 
 from .models import ALL, CASES, MORE, captured
@@ -380,7 +380,7 @@ def test_buckets_train_like_one_device(bucket_bytes: int) -> None:
 
 
 def test_receives_may_be_posted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "AHEAD", 1)
+    monkeypatch.setattr("soapstone.runtime.messages.AHEAD", 1)
     strategy = ss.baselines.random(captured("lstm"), ss.Topology.parse("cpu:1x4"), seed=3)
     for record in train("lstm", strategy):
         assert_same(record, reference("lstm"))
