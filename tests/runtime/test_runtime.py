@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import soapstone as ss
-from soapstone.runtime import Parallel, ThreadTransport, execute
+from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.draws import CounterDraws
 from tests.support.models import ALL, CASES, MORE, captured
 from tests.support.training import STEPS, Record, assert_same, train_plain, train_threads
@@ -381,7 +381,7 @@ def test_buckets_train_like_one_device(bucket_bytes: int) -> None:
 
 
 def test_receives_may_be_posted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "AHEAD", 1)
+    monkeypatch.setattr("soapstone.runtime.messages.AHEAD", 1)
     strategy = ss.baselines.random(captured("lstm"), ss.Topology.parse("cpu:1x4"), seed=3)
     for record in train("lstm", strategy):
         assert_same(record, reference("lstm"))
@@ -396,7 +396,7 @@ def test_parts_that_share_a_shard_read_windows_of_it() -> None:
     def act(rank: int, transport: ThreadTransport) -> list[tuple[int, ...]]:
         parallel = parallel_on("mlp", rank, transport, strategy=strategy)
         state = parallel._executor.weaver.windows.state()
-        return [tuple(leaf.shape) for key, leaf in state.items() if key.part]
+        return [tuple(leaf.shape) for key, leaf in state.items() if key.window]
 
     of_quarters = ss.run_threads(2, act, strict=True)
     assert of_quarters == [[(2, 7), (3, 7), (2,), (3,)], [(3, 7), (3, 7), (3,), (3,)]]

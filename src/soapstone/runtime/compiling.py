@@ -16,39 +16,36 @@ T = TypeVar("T")
 SEGMENT_BYTES = 25 * 2**20  # of gradients that such a segment completes; DistributedDataParallel's bucket
 
 
-class Compiler:
-    """Tries each segment's forward, then its backward, which torch compiles when it first runs. `name` tells the ops of
-    a segment."""
+class FasterRecording:
+    """A recorded segment that runs compiled, as CUDA graphs, or both. `lasting`, which only graphs need, are the
+    inputs, by number, that stay where they are in memory. Forward is tried first, then backward, which torch compiles
+    when it first runs."""
 
-    def __init__(self, name: Callable[[int], str], compiled: bool, graphed: bool) -> None:
-        self._name, self._compiled, self._graphed = name, compiled, graphed
-        self._untried: set[tuple[int, str]] = set()
-
-    def add(self, number: int, recording: Recording, lasting: Iterable[int]) -> None:
-        """Compile a segment from now on; some of its inputs stay where they are in memory."""
-        if self._compiled:
+    def __init__(self, ops: str, recording: Recording, *, compiled: bool, lasting: Iterable[int] | None) -> None:
+        self._ops, self._recording = ops, recording
+        if compiled:
             recording.compile()
-        if self._graphed:
+        if lasting is not None:
             recording.keep_launches(lasting)
-        self._untried.add((number, "forward"))
+        self._untried = {"forward"}
 
-    def attempt(self, number: int, direction: str, recording: Recording, act: Callable[[], T]) -> T:
-        """Do something with such a segment; where its first time fails, do it again as before. A backward is untried
+    def attempt(self, direction: str, act: Callable[[], T]) -> T:
+        """Do something with the segment; where its first time fails, do it again as before. A backward is untried
         once its forward has run. Errors of other ranks, or for want of memory, are not the segment's."""
-        if (number, direction) not in self._untried:
+        if direction not in self._untried:
             return act()
-        self._untried.discard((number, direction))
-        while recording.is_faster:
+        self._untried.discard(direction)
+        while self._recording.is_faster:
             try:
                 done = act()
             except (SoapstoneError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # whatever torch raises
                 reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
-                sentence = f"{self._name(number)} {recording.fall_back()} and runs as before: {reason}"
+                sentence = f"{self._ops} {self._recording.fall_back()} and runs as before: {reason}"
                 warnings.warn(sentence, stacklevel=2)
             else:
                 if direction == "forward":
-                    self._untried.add((number, "backward"))
+                    self._untried.add("backward")
                 return done
         return act()

@@ -19,7 +19,8 @@ from .agreement import agree
 from .batch import BatchCheck
 from .draws import CounterDraws
 from .execute import Executor
-from .placement import Key
+from .iteration import evaluate
+from .keys import Key
 from .plan import Plan, open_connections
 from .store import STORED, Shard, Store
 
@@ -78,7 +79,7 @@ class Evaluation:
         agree(executor.transport, lambda: self._check(inputs))
         for number, shard in self._shared.items():  # as they are now: a user may have set .data
             self._store.shards[number].tensor = shard.tensor.detach()
-        found = executor.evaluate(self._check.cut(inputs, executor.place))
+        found = evaluate(executor, self._check.cut(inputs, executor.place))
         return gathered(executor, graph.loss, found).to(executor.place)
 
 

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from weakref import ref
 
 import torch
 
 from ..parts import lengths
-from .plan import Sync
+from .keys import State
+from .plan import Event, Run, Sync
+from .segments import Segment
 from .store import Store
 from .transports import Pending
 
 
 class Readiness:
-    """Counts, in each step, the segments whose backward has still to add to a parameter's gradient. `completed`
-    is called when a parameter has all of it, from within backward."""
+    """Counts, in each step, the segments whose backward has still to add to a parameter's gradient. One of the `leaves`
+    is counted down as soon as autograd has added to it, any other parameter when the segment's backward ends."""
 
-    def __init__(
-        self, leaves: Iterable[tuple[int, torch.Tensor]], users: Mapping[int, int], completed: Callable[[int], None]
-    ) -> None:
-        self._users, self._left, self._completed = dict(users), Counter[int](), completed
+    def __init__(self, leaves: Mapping[int, torch.Tensor], users: Mapping[int, int]) -> None:
+        self._users, self._left = dict(users), Counter[int]()
+        self._completed: Callable[[int], None] = _ignore
         self._running: set[int] = set()
-        for tensor, leaf in leaves:
+        for tensor, leaf in leaves.items():
             leaf.register_post_accumulate_grad_hook(self._hook(tensor))  # type: ignore[no-untyped-call]
 
-    def begin(self) -> None:
-        self._left = Counter(self._users)
+    def begin(self, completed: Callable[[int], None]) -> None:
+        """A step begins. `completed` is called when a parameter has all of its gradient, from within backward."""
+        self._left, self._completed = Counter(self._users), completed
+
+    def end(self) -> None:
+        self._completed = _ignore
 
     def enter(self, tensors: Iterable[int]) -> None:
         """A segment's backward begins, which adds to these."""
@@ -56,6 +61,21 @@ class Readiness:
         self._left[tensor] -= 1
         if not self._left[tensor]:
             self._completed(tensor)
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+def synced_tensors(program: Iterable[Event]) -> set[int]:
+    """The parameters whose gradients are summed with other ranks'."""
+    return {tensor for event in program if isinstance(event, Sync) for tensor, _ in event.pieces}
+
+
+def gradient_users(program: Iterable[Event], segments: Sequence[Segment]) -> Counter[int]:
+    """In how many segments' backward each parameter gets a share of its gradient."""
+    runs = (event.segment for event in program if isinstance(event, Run) and event.backward)
+    return Counter(key.tensor for run in runs for key in segments[run].takes if isinstance(key, State))
 
 
 class Bucket:

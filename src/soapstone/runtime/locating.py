@@ -17,6 +17,7 @@ from .batch import BatchCheck
 from .draws import CounterDraws
 from .evaluation import gathered
 from .execute import Executor
+from .iteration import evaluate
 from .plan import Plan, open_connections
 from .store import Store
 from .transports import Transport, alone
@@ -81,7 +82,7 @@ class _Forward:
         self._check = BatchCheck(strategy.graph, self._executor.slices)
 
     def run(self, batch: Sequence[torch.Tensor]) -> None:
-        self._kept = self._executor.evaluate(self._check.cut(batch, self._executor.place))
+        self._kept = evaluate(self._executor, self._check.cut(batch, self._executor.place))
 
     def tensor(self, number: int) -> torch.Tensor:
         return gathered(self._executor, number, self._kept)

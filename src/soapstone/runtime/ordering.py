@@ -12,7 +12,8 @@ from functools import cached_property
 from math import inf
 
 from ..simulator import COMBINE, SYNC, TRANSFER
-from .placement import Key, Placement
+from .keys import FromOthers, Given, Key, Payload, Received, Share, State, Total
+from .placement import Placement
 from .segments import Segment
 
 Node = tuple[str, int]  # "forward" or "backward" of a segment, the "row" of a task, or "loss"
@@ -75,8 +76,7 @@ class Ordering:
                 self._add("row", row, self.position[row], self._before_row(row))
         if len(set(self.placement.devices[self.placement.loss_op])) < self.num_ranks:
             key = self.placement.home(self.placement.graph.loss, 0)
-            maker = self.maker.get((self.placement.loss_holder, key))
-            made = self._arrival(key) if maker is None else ("forward", maker)
+            made = self._source(self.placement.loss_holder, key)
             self._add("loss", 0, self.nodes.get(made, (0.0, "", 0))[0], iter([made]))
 
     def _closes(self, segment: Segment) -> bool:
@@ -98,51 +98,56 @@ class Ordering:
         return {(t.op, t.part, t.backward): row for row, t in tasks if t.kind == COMBINE and len(t.devices) > 1}
 
     @cached_property
-    def needless(self) -> int:
+    def needless(self) -> int | None:
         """The row that sums the loss's gradients, where every device that has the loss can take them by itself."""
-        row = self.combines.get((self.placement.loss_op, 0, True), -1)
-        return row if self.placement.has_own_gradient else -1
+        return self.combines.get((self.placement.loss_op, 0, True)) if self.placement.has_own_gradient else None
 
-    def _arrival(self, key: Key) -> Node:
+    def _source(self, device: int, key: Key) -> Node:
+        """Where a device has something from: the segment that makes it, or the task that brings it."""
+        maker = self.maker.get((device, key))
+        if maker is not None:
+            return "forward", maker
+        assert isinstance(key, FromOthers)
+        return self._arrival(key)
+
+    def _arrival(self, key: FromOthers) -> Node:
         """The task that brings what other devices give."""
-        if key.what == "flow":
-            return "row", self.placement.flows[key.number].forward
-        return "row", self.combines[key.number, key.part, False]
+        if isinstance(key, Received):
+            return "row", self.placement.flows[key.flow].forward
+        return "row", self.combines[key.op, key.group, False]
 
     def _before_forward(self, segment: Segment) -> Iterator[Node]:
         for key in segment.takes:
-            if key.what not in ("batch", "state"):
-                maker = self.maker.get((segment.device, key))
-                yield self._arrival(key) if maker is None else ("forward", maker)
+            if not isinstance(key, Given):
+                yield self._source(segment.device, key)
 
     def _before_backward(self, number: int) -> Iterator[Node]:
         segment = self.segments[number]
         yield "forward", number
         for key in segment.gives:
-            if key.what == "payload":
-                yield "row", self.placement.flows[key.number].backward
-            elif key.what == "share":
-                yield "row", self.combines.get((key.number, key.part, True), -1)
-                if key.number == self.placement.loss_op and not self.placement.is_weighed:
-                    for taker in self.takers.get((segment.device, Key("total", key.number, key.part)), ()):
-                        yield "backward", taker
-            for taker in self.takers.get((segment.device, key), ()):
-                yield "backward", taker
+            if isinstance(key, Payload):
+                yield "row", self.placement.flows[key.flow].backward
+            elif isinstance(key, Share):
+                row = self.combines.get((key.op, key.group, True))
+                yield from [] if row is None else [("row", row)]
+                if key.op == self.placement.loss_op and not self.placement.is_weighed:
+                    yield from self._backward_of_takers([segment.device], [Total(key.op, key.group)])
+            yield from self._backward_of_takers([segment.device], [key])
 
     def _before_row(self, row: int) -> Iterator[Node]:
         task = self.native.task(row)
         if task.kind == SYNC:
-            keys = [Key("state", tensor) for tensor, _ in task.pieces]
-            yield from self._backward_of_takers(task.devices, keys)
-        elif task.backward:
-            key = Key("flow", task.flow) if task.kind == TRANSFER else Key("total", task.op, task.part)
-            devices = task.devices[:1] if task.kind == TRANSFER else task.devices
-            yield from self._backward_of_takers(devices, [key])
-            yield self._arrival(key)
+            yield from self._backward_of_takers(task.devices, [State(tensor) for tensor, _ in task.pieces])
+            return
+        moves = task.kind == TRANSFER
+        devices = task.devices[:1] if moves else task.devices
+        if task.backward:
+            taken = Received(task.flow) if moves else Total(task.op, task.part)
+            yield from self._backward_of_takers(devices, [taken])
+            yield self._arrival(taken)
         else:
-            key = Key("payload", task.flow) if task.kind == TRANSFER else Key("share", task.op, task.part)
-            for device in task.devices[:1] if task.kind == TRANSFER else task.devices:
-                yield "forward", self.maker[device, key]
+            given = Payload(task.flow) if moves else Share(task.op, task.part)
+            yield from (("forward", self.maker[device, given]) for device in devices)
 
     def _backward_of_takers(self, devices: Sequence[int], keys: Sequence[Key]) -> Iterator[Node]:
         for device in devices:

@@ -15,7 +15,8 @@ from .batch import BatchCheck
 from .clipping import clip_grad_norm
 from .evaluation import Evaluation
 from .execute import Executor
-from .placement import Key
+from .iteration import train
+from .keys import Key
 from .records import Record, recorded
 from .store import Store
 from .transports import Transport
@@ -57,7 +58,7 @@ class Parallel:
             for _, parameter in self._store.parameters():
                 parameter.grad = None
         try:
-            loss = self._executor.step(given, sync, verdict)
+            loss = train(self._executor, given, sync, verdict)
         except BaseException as error:
             if verdict.refused:
                 self._executor.draws.undo()

@@ -1,4 +1,4 @@
-"""What each device reads and makes under a strategy: its forward tasks, and tensors by what they are to it."""
+"""What each device reads and makes under a strategy, by its forward tasks."""
 
 from __future__ import annotations
 
@@ -7,30 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
 
 from ..graph import ITEM_SIZES, Op
 from ..parts.place import COMBINED
 from ..simulator import COMBINE, FORWARD, Simulation
-
-
-class Key(NamedTuple):
-    """A tensor on a device: `what` it is, and two numbers that say which.
-
-    batch: an input (tensor); state: a parameter or buffer (tensor, window)
-    made: an output of an op (tensor, output part)
-    flow: what another device sent (flow); payload: what goes to another (flow)
-    partial: a part's partial (op, part); share: those of a device together; total: those of all devices (op, group)
-    kept: what a finish wants from before the combine (op * 2**20 + part, value)
-    update: a buffer's next value (tensor, part)
-    """
-
-    what: str
-    number: int
-    part: int = 0
-
-
-FOREIGN = ("flow", "total")  # from other devices, where the cut is
+from .keys import BatchInput, Kept, Key, Output, Partial, Payload, Received, Share, State, Total, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,30 +162,30 @@ class Placement:
         """Whether a part's combine needs other devices."""
         return len({self.devices[op][p] for p in self.mates(op, part)}) > 1
 
-    def home(self, tensor: int, out_part: int) -> Key:
+    def home(self, tensor: int, out_part: int) -> Output | Total:
         """Where an output is on a device that has it: what a combine leaves may be the output itself."""
         index = self.producer[tensor]
         if self.groups[index] and not self.graph.ops[index].finishes:
-            return Key("total", index, self.group(index, self.first_part(index, out_part)))
-        return Key("made", tensor, out_part)
+            return Total(index, self.group(index, self.first_part(index, out_part)))
+        return Output(tensor, out_part)
 
     def reads(self, task: Task, device: int) -> Iterator[Key]:
         op = self.graph.ops[task.op]
         if task.deliver:
-            yield Key("total", task.op, self.group(task.op, task.part))
+            yield Total(task.op, self.group(task.op, task.part))
             return
         wanted = behind(op) if task.finish else None
         for number, operand in enumerate(op.inputs):
             if wanted is None or operand.value in wanted:
                 yield from self._sources(task.op, task.part, number, device)
         if task.finish:
-            yield Key("total", task.op, self.group(task.op, task.part))
+            yield Total(task.op, self.group(task.op, task.part))
             for value in kept_values(op):
-                yield kept(task.op, task.part, value)
+                yield Kept(task.op, task.part, value)
         elif self.groups[task.op] and (task.op, task.part) in self.adders:
             for part in self.mates(task.op, task.part):
                 if self.devices[task.op][part] == device and part != task.part:
-                    yield Key("partial", task.op, part)
+                    yield Partial(task.op, part)
 
     def _sources(self, op: int, part: int, number: int, device: int) -> Iterator[Key]:
         tensor = self.graph.ops[op].inputs[number].tensor
@@ -212,40 +193,41 @@ class Placement:
         if source == "op":
             for index, _ in self.native.fetch(op, part, number)[1]:
                 flow = self.flows[index]
-                yield self.home(tensor, flow.part) if flow.source == device else Key("flow", index)
+                yield self.home(tensor, flow.part) if flow.source == device else Received(index)
         elif source == "input":
-            yield Key("batch", tensor)
+            yield BatchInput(tensor)
         elif source != "constant" and device in self.holders[tensor]:
-            yield Key("state", tensor)
+            yield State(tensor)
 
     def makes(self, task: Task, device: int) -> Iterator[Key]:
         op = self.graph.ops[task.op]
         if self.groups[task.op] and not task.finish and not task.deliver:
-            yield Key("partial", task.op, task.part)
+            yield Partial(task.op, task.part)
             for value in kept_values(op):
-                yield kept(task.op, task.part, value)
+                yield Kept(task.op, task.part, value)
             if (task.op, task.part) in self.adders:
-                shared = self.crosses(task.op, task.part)
-                yield Key("share" if shared else "total", task.op, self.group(task.op, task.part))
-                if not shared and not op.finishes:
+                added = self.added(task)
+                yield added
+                if isinstance(added, Total) and not op.finishes:
                     yield from self.payloads(task, device)
             return
         if not task.deliver:
             for operand in op.outputs:
-                yield Key("made", operand.tensor, self.output_part(task.op, task.part))
+                yield Output(operand.tensor, self.output_part(task.op, task.part))
             for operand in op.updates:
-                yield Key("update", operand.tensor, task.part)
+                yield Update(operand.tensor, task.part)
         yield from self.payloads(task, device)
 
-    def payloads(self, task: Task, device: int) -> Iterator[Key]:
+    def added(self, task: Task) -> Share | Total:
+        """What a device's partials of a group add up to."""
+        sum_of = Share if self.crosses(task.op, task.part) else Total
+        return sum_of(task.op, self.group(task.op, task.part))
+
+    def payloads(self, task: Task, device: int) -> Iterator[Payload]:
         out = self.output_part(task.op, task.part)
         for operand in self.graph.ops[task.op].outputs:
             for flow in self.outgoing.get((device, operand.tensor, out), ()):
-                yield Key("payload", flow)
-
-
-def kept(op: int, part: int, value: int) -> Key:
-    return Key("kept", op * 2**20 + part, value)
+                yield Payload(flow)
 
 
 def behind(op: Op) -> set[int]:

@@ -14,7 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .placement import FOREIGN, Key, Placement, Task
+from .keys import FromOthers, Key, State, ToOthers, Update
+from .placement import Placement, Task
 
 
 @dataclass(eq=False)
@@ -44,8 +45,8 @@ def _gradient_cuts(placement: Placement, device: int, tasks: list[Task], most_by
     if most_bytes is None:
         return set()
     sizes, cuts, complete = placement.synced_bytes(device), set[int](), 0
-    first = {key.number: i for i in reversed(range(len(tasks))) for key in placement.reads(tasks[i], device)
-             if key.what == "state"}  # fmt: skip
+    first = {key.tensor: i for i in reversed(range(len(tasks))) for key in placement.reads(tasks[i], device)
+             if isinstance(key, State)}  # fmt: skip
     completed: dict[int, int] = defaultdict(int)
     for tensor, i in first.items():
         completed[i] += sizes.get(tensor, 0)
@@ -63,7 +64,7 @@ def _cut(placement: Placement, device: int, tasks: list[Task], cuts: set[int]) -
     ended = False
     for i, task in enumerate(tasks):
         reads = [key for key in dict.fromkeys(placement.reads(task, device)) if key not in made]
-        fresh = any(key.what in FOREIGN and key not in segment.takes for key in reads)
+        fresh = any(isinstance(key, FromOthers) and key not in segment.takes for key in reads)
         if segment.tasks and (ended or fresh or i in cuts):
             yield segment
             segment, made = Segment(device), set()
@@ -73,7 +74,7 @@ def _cut(placement: Placement, device: int, tasks: list[Task], cuts: set[int]) -
         segment.takes += [key for key in reads if key not in segment.takes and key not in made]
         segment.gives += makes
         made.update(makes)
-        ended = any(key.what in ("payload", "share") for key in makes)
+        ended = any(isinstance(key, ToOthers) for key in makes)
     if segment.tasks:
         yield segment
 
@@ -85,4 +86,4 @@ def _drop_unread(placement: Placement, segments: list[Segment]) -> None:
         wanted[segment.device].update(segment.takes)
     for segment in segments:
         read = wanted[segment.device] | placement.kept
-        segment.gives = [k for k in segment.gives if k.what in ("payload", "share", "update") or k in read]
+        segment.gives = [k for k in segment.gives if isinstance(k, ToOthers | Update) or k in read]

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from .. import _core
 from ..parts import Box, Draws, Part, hull, lengths, local_shape, projected, reframe, whole
-from .placement import Key, Placement, Task, behind, kept, kept_values
+from .keys import BatchInput, Kept, Key, Output, Partial, Received, State, Total, Update
+from .placement import Placement, Task, behind, kept_values
 from .segments import Segment
 from .store import Shard, constant
 from .windows import Windows
@@ -37,7 +38,7 @@ class Weaver:
     def __init__(self, placement: Placement, device: int, shards: Mapping[int, Shard], place: torch.device) -> None:
         self.placement, self.device, self.place = placement, device, place
         self.graph = placement.graph
-        self.windows = Windows(placement, shards)
+        self.windows = Windows(placement, device, shards)
         self.needs = {tensor: self._need(tensor) for tensor in self.graph.inputs}
 
     @cached_property
@@ -87,7 +88,7 @@ class Weaver:
         own = placement.tasks.get(device, ()) if placement.is_weighed else ()
         tasks = [task for task in own if task.op == placement.loss_op and not task.finish]
         reads = dict.fromkeys(key for task in tasks for key in placement.reads(task, device))
-        return Segment(device, tasks, [key for key in reads if key.what in ("batch", "state")])
+        return Segment(device, tasks, [key for key in reads if isinstance(key, BatchInput | State)])
 
 
 class _Run:
@@ -109,15 +110,14 @@ class _Run:
     def _partial(self, task: Task) -> None:
         op, placement = self.graph.ops[task.op], self.placement
         part = self.weaver.part(task.op, task.part)
-        self.values[Key("partial", task.op, task.part)] = part.partial(self._inputs(task, part), self.draws)
+        self.values[Partial(task.op, task.part)] = part.partial(self._inputs(task, part), self.draws)
         for value in kept_values(op):
-            self.values[kept(task.op, task.part, value)] = part.values[value]
+            self.values[Kept(task.op, task.part, value)] = part.values[value]
         if (task.op, task.part) not in placement.adders:
             return
-        crosses = placement.crosses(task.op, task.part)
-        key = Key("share" if crosses else "total", task.op, placement.group(task.op, task.part))
-        self.values[key] = self._added(task)
-        if not crosses and not op.finishes:
+        added = placement.added(task)
+        self.values[added] = self._added(task)
+        if isinstance(added, Total) and not op.finishes:
             self._cut_payloads(task)
 
     def weigh(self, task: Task) -> torch.Tensor:
@@ -130,7 +130,7 @@ class _Run:
     def _added(self, task: Task) -> torch.Tensor:
         """The partials of a group that this device has, together: summed, or side by side with gaps for the others."""
         combine, mates = self.graph.ops[task.op].combine, self.placement.mates(task.op, task.part)
-        mine = {p: self.values.get(Key("partial", task.op, p)) for p in mates}
+        mine = {p: self.values.get(Partial(task.op, p)) for p in mates}
         shares = [x if self.placement.devices[task.op][p] == self.device else None for p, x in mine.items()]
         own = [x for x in shares if x is not None]
         if combine is not None and combine.mode == "gather":
@@ -144,21 +144,21 @@ class _Run:
     def _finish(self, task: Task) -> None:
         op = self.graph.ops[task.op]
         part = self.weaver.part(task.op, task.part)
-        part.values.update({value: self.values[kept(task.op, task.part, value)] for value in kept_values(op)})
+        part.values.update({value: self.values[Kept(task.op, task.part, value)] for value in kept_values(op)})
         wanted = behind(op)
         for number, operand in enumerate(op.inputs):
             if operand.value in wanted:
                 part.values[operand.value] = self._input(task, part, number)
-        total = self.values[Key("total", task.op, self.placement.group(task.op, task.part))]
+        total = self.values[Total(task.op, self.placement.group(task.op, task.part))]
         self._keep(task, part, part.finish(total, self.draws))
 
     def _keep(self, task: Task, part: Part, outputs: list[torch.Tensor]) -> None:
         """Outputs for their readers, and the next values of buffers for the step's end."""
         made = self.placement.output_part(task.op, task.part)
         for operand, output in zip(part.op.outputs, outputs):
-            self.values[Key("made", operand.tensor, made)] = output
+            self.values[Output(operand.tensor, made)] = output
         for tensor, (_, values) in part.updates.items():
-            self.values[Key("update", tensor, task.part)] = values.detach()
+            self.values[Update(tensor, task.part)] = values.detach()
         self._cut_payloads(task)
 
     # Inputs
@@ -182,7 +182,7 @@ class _Run:
         index = self.graph.ops[task.op].inputs[number].tensor
         match self.graph.tensors[index].source:
             case "parameter" | "buffer":
-                key = self.weaver.windows.key(task.op, task.part, number)
+                key = self.weaver.windows.window(task.op, task.part, number)
                 return None if key is None else Held(*self.weaver.windows.held(key, self.values[key]))
             case "op":
                 return self._gathered(task, number, index)
@@ -190,7 +190,7 @@ class _Run:
                 flat = [[n] for n in self.graph.tensors[index].shape]
                 if source == "constant":
                     return Held(self.weaver.constants[index], whole(flat), flat)
-                return Held(self.values[Key("batch", index)], self.weaver.needs[index], flat)
+                return Held(self.values[BatchInput(index)], self.weaver.needs[index], flat)
 
     def _gathered(self, task: Task, number: int, index: int) -> Held | None:
         """An input, put together from the flows that carry it."""
@@ -212,7 +212,7 @@ class _Run:
         if flow.source == self.device:
             return self._made(flow.tensor, flow.part)
         dims, dtype = self.placement.dims[flow.tensor], getattr(torch, self.graph.tensors[flow.tensor].dtype)
-        payload = self.values[Key("flow", number)].to(dtype)
+        payload = self.values[Received(number)].to(dtype)
         return Held(payload.reshape(local_shape(flow.hull, dims)), flow.hull, dims)
 
     def _made(self, tensor: int, out_part: int) -> Held:
@@ -224,7 +224,7 @@ class _Run:
 
     def _cut_payloads(self, task: Task) -> None:
         for key in self.placement.payloads(task, self.device):
-            flow = self.placement.flows[key.number]
+            flow = self.placement.flows[key.flow]
             held, dims = self._made(flow.tensor, flow.part), self.placement.dims[flow.tensor]
             made = _core.project(list(held.box), [list(axis) for axis in held.dims], dims)
             boxes = [both for box in made if (both := _intersect(box, flow.hull)) is not None]

@@ -6,82 +6,93 @@ segment would get a gradient as large as the shard, zeros but for the slice, fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from ..parts import Box, Part, local_shape, projected
-from .placement import Key, Placement, Task
+from .keys import Key, State, Window
+from .placement import Placement, Task
 from .segments import Segment
-from .store import STORED, Shard
+from .store import Shard
 
 
 class Windows:
-    def __init__(self, placement: Placement, shards: Mapping[int, Shard]) -> None:
-        self._placement, self._graph, self._shards = placement, placement.graph, shards
-        self._boxes: dict[int, list[Box]] = {i: [list(shard.box)] for i, shard in shards.items()}
-        changing = {operand.tensor for op in self._graph.ops for operand in op.updates}
-        self._lent = {i: torch.empty_like(shards[i].tensor) for i in sorted(changing & shards.keys())}
-        self.key = cache(self._key)
+    """All windows that a device's parts read."""
 
-    def _key(self, op: int, part: int, number: int) -> Key | None:
+    def __init__(self, placement: Placement, device: int, shards: Mapping[int, Shard]) -> None:
+        self._shards = shards
+        self._boxes: dict[int, list[Box]] = {i: [list(shard.box)] for i, shard in shards.items()}
+        self._of_parts: dict[tuple[int, int], dict[int, Window]] = {}  # by op and part, then by input
+        for op, part in dict.fromkeys((task.op, task.part) for task in placement.tasks.get(device, ())):
+            boxes = _read_boxes(placement, op, part, shards)
+            self._of_parts[op, part] = {number: self._add(tensor, box) for number, tensor, box in boxes}
+        changing = {operand.tensor for op in placement.graph.ops for operand in op.updates}
+        self._lent = {i: torch.empty_like(shards[i].tensor) for i in sorted(changing & shards.keys())}
+
+    def _add(self, tensor: int, box: Box) -> Window:
+        known = self._boxes[tensor]
+        if box not in known:
+            known.append(box)
+        return Window(tensor, known.index(box))
+
+    def window(self, op: int, part: int, number: int) -> Window | None:
         """Where a part finds an input that is a parameter or buffer; None where it reads nothing of it."""
-        operand = self._graph.ops[op].inputs[number]
-        if operand.tensor not in self._shards:
-            return None
-        read = Part(self._graph, op, self._placement.degrees[op], part).input_box(number)
-        dims = self._graph.ops[op].values[operand.value].factoring
-        window, known = projected(read, dims, self._shards[operand.tensor].dims), self._boxes[operand.tensor]
-        if window is None:
-            return None
-        if window not in known:
-            known.append(window)
-        return Key("state", operand.tensor, known.index(window))
+        return self._of_parts[op, part].get(number)
 
     def takes(self, segment: Segment) -> list[Key]:
         """What a segment takes, each parameter and buffer by the windows that its parts read."""
         found: list[Key] = []
-        read = dict.fromkeys(key for task in segment.tasks for key in self._read(task))
+        read = dict.fromkeys(window for task in segment.tasks for window in self._read(task))
         for key in segment.takes:
-            found += [window for window in read if window.number == key.number] if key.what == "state" else [key]
+            found += [window for window in read if window.tensor == key.tensor] if isinstance(key, State) else [key]
         return found
 
-    def _read(self, task: Task) -> Sequence[Key]:
-        inputs = self._graph.ops[task.op].inputs
-        stored = [n for n, operand in enumerate(inputs) if self._graph.tensors[operand.tensor].source in STORED]
-        found = [] if task.deliver else [self.key(task.op, task.part, n) for n in stored]
-        return [key for key in found if key is not None]
+    def _read(self, task: Task) -> Iterable[Window]:
+        return () if task.deliver else self._of_parts[task.op, task.part].values()
 
     @property
     def cut(self) -> set[int]:
         """The tensors that some part reads by a window."""
         return {i for i, boxes in self._boxes.items() if len(boxes) > 1}
 
-    def state(self) -> dict[Key, torch.Tensor]:
+    def state(self) -> dict[Window, torch.Tensor]:
         """The shards and their windows, for one step. Of buffers that a step changes it gets copies, to work on."""
-        found: dict[Key, torch.Tensor] = {}
+        found: dict[Window, torch.Tensor] = {}
         if self._lent:
             torch._foreach_copy_(list(self._lent.values()), [self._shards[i].tensor for i in self._lent])
         for i, (_, *windows) in self._boxes.items():
             shard = self._shards[i]
             whole = self._lent.get(i, shard.tensor)
-            found[Key("state", i)] = whole
+            found[Window(i, 0)] = whole
             for number, box in enumerate(windows, 1):
                 leaf = shard.window(whole.detach(), box)
-                found[Key("state", i, number)] = leaf.requires_grad_(shard.tensor.requires_grad)
+                found[Window(i, number)] = leaf.requires_grad_(shard.tensor.requires_grad)
         return found
 
     def gather(self, tensor: int, values: Mapping[Key, torch.Tensor]) -> None:
         """Add the gradients of a shard's windows to the shard's own."""
         shard = self._shards[tensor]
         for number, box in enumerate(self._boxes[tensor][1:], 1):
-            leaf = values[Key("state", tensor, number)]
+            leaf = values[Window(tensor, number)]
             if leaf.grad is not None:
                 shard.window(shard.own_gradient(), box).add_(leaf.grad)
                 leaf.grad = None
 
-    def held(self, key: Key, tensor: torch.Tensor) -> tuple[torch.Tensor, Box, Sequence[Sequence[int]]]:
+    def held(self, key: Window, tensor: torch.Tensor) -> tuple[torch.Tensor, Box, Sequence[Sequence[int]]]:
         """A window as it came, its box, and the dims that this is over."""
-        box, dims = self._boxes[key.number][key.part], self._shards[key.number].dims
+        box, dims = self._boxes[key.tensor][key.window], self._shards[key.tensor].dims
         return tensor.reshape(local_shape(box, dims)), box, dims
+
+
+def _read_boxes(
+    placement: Placement, op: int, part: int, shards: Mapping[int, Shard]
+) -> Iterator[tuple[int, int, Box]]:
+    """What a part reads of shards: (input, tensor, box over the shard's dims)."""
+    reader = Part(placement.graph, op, placement.degrees[op], part)
+    for number, operand in enumerate(reader.op.inputs):
+        if operand.tensor in shards:
+            dims = reader.op.values[operand.value].factoring
+            box = projected(reader.input_box(number), dims, shards[operand.tensor].dims)
+            if box is not None:
+                yield number, operand.tensor, box

@@ -30,13 +30,14 @@ class Incoming(NamedTuple):
 
 
 class Row(IntEnum):
-    """Sums among all ranks that are no task of the plan; a task's row is 0 or more."""
+    """What all ranks meet for that is no task of the plan; a task's row is 0 or more."""
 
     LOSS = -1
     WEIGHT = -2  # of a mean loss
     FIRST_WEIGHTS = -3
     NORM = -4  # of all gradients
     OPENING = -5  # of a connection
+    EXCHANGE = -6  # of what is not a tensor
 
 
 class Transport(Protocol):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ...errors import RankError
-from .protocol import Incoming, Outgoing, Pair, Pending
+from .protocol import Incoming, Outgoing, Pair, Pending, Row
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class ThreadTransport:
     def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         if self.size == 1:
             return lambda: (refused, weight)
-        found = self._meet(tuple(range(self.size)), -2, (refused, weight))
+        found = self._meet(tuple(range(self.size)), Row.WEIGHT, (refused, weight))
         weights = [weight.double() for _, weight in found if weight is not None]
         total = torch.stack(weights).sum() if weights else None
         return lambda: (any(refused for refused, _ in found), total)
@@ -141,7 +141,7 @@ class ThreadTransport:
         pass
 
     def exchange(self, value: Any) -> list[Any]:
-        return self._meet(tuple(range(self.size)), -1, value)
+        return self._meet(tuple(range(self.size)), Row.EXCHANGE, value)
 
     def fail(self, reason: str) -> None:
         with self.hub.changed:

@@ -1,0 +1,116 @@
+"""A device's segments as they run: recorded in the first step; from the second on, where that is asked for, compiled or
+as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..parts import Draws, Recording, record
+from .compiling import FasterRecording
+from .keys import Key, State, Window
+from .listing import shortened
+from .segments import Segment
+from .weave import Weaver
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """`gives` is what the outputs are, which is known once the segment has run."""
+
+    recording: Recording
+    gives: list[Key]
+    faster: FasterRecording | None
+
+
+class RecordedSegment:
+    """One segment. `takes` is by window what it takes, `states` are the parameters and buffers among that."""
+
+    def __init__(self, segment: Segment, weaver: Weaver, draws: Draws, *, compiled: bool, graphed: bool) -> None:
+        self._segment, self._weaver, self._draws = segment, weaver, draws
+        self._compiled, self._graphed = compiled, graphed
+        self.takes = weaver.windows.takes(segment)
+        self.states = [key.tensor for key in segment.takes if isinstance(key, State)]
+        self._recorded: _Recorded | None = None
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """What the segment makes of what it takes, with its autograd graph."""
+        found = self._recorded
+        if found is None:
+            return self._record(inputs)
+        if found.faster is None:
+            outputs = found.recording.run(inputs, self._draws)
+        else:
+            outputs = found.faster.attempt("forward", lambda: found.recording.run(inputs, self._draws))
+        return dict(zip(found.gives, outputs, strict=True))
+
+    def _record(self, inputs: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
+        gives: list[Key] = []
+
+        def act(xs: Sequence[torch.Tensor], draws: Draws | None) -> list[torch.Tensor]:
+            made = self._weaver.run(self._segment, dict(zip(self.takes, xs)), draws)
+            gives.extend(made)
+            return list(made.values())
+
+        with self._weaver.place:
+            recording, outputs = record(act, inputs, self._draws)
+        self._recorded = _Recorded(recording, gives, self._made_faster(recording))
+        return dict(zip(gives, outputs, strict=True))
+
+    def _made_faster(self, recording: Recording) -> FasterRecording | None:
+        if not (self._compiled or self._graphed):
+            return None
+        ops = self._weaver.graph.ops
+        updated = {operand.tensor for op in ops for operand in op.updates}
+        lasting = [i for i, key in enumerate(self.takes) if isinstance(key, Window) and key.tensor not in updated]
+        names = shortened([ops[task.op].name for task in self._segment.tasks])
+        return FasterRecording(names, recording, compiled=self._compiled, lasting=lasting if self._graphed else None)
+
+    def differentiate(
+        self,
+        outputs: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+        inputs: Callable[[], Sequence[torch.Tensor]],
+    ) -> None:
+        """Run backward. Where it fails as it is and is tried otherwise, forward runs again, on the same inputs."""
+        assert self._recorded is not None
+        if self._recorded.faster is None:
+            _differentiate(outputs, gradients)
+            return
+        first = [outputs]
+
+        def act() -> None:
+            _differentiate(first.pop() if first else list(self.run(inputs()).values()), gradients)
+
+        self._recorded.faster.attempt("backward", act)
+
+
+class Weighing:
+    """What a device adds to the weight of a mean loss, where backward begins before the loss is whole."""
+
+    def __init__(self, weaver: Weaver, draws: Draws) -> None:
+        self._weaver, self._draws = weaver, draws
+        self.takes = weaver.windows.takes(weaver.weighing)
+        self._recording: Recording | None = None
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """None where the device has no part of such a mean."""
+        if not self._weaver.weighing.tasks:
+            return None
+        if self._recording is not None:
+            return self._recording.run(inputs, self._draws)[0]
+
+        def act(xs: Sequence[torch.Tensor], _: Draws | None) -> list[torch.Tensor]:
+            return [self._weaver.weigh(dict(zip(self.takes, xs)))]
+
+        with self._weaver.place:
+            self._recording, (weight,) = record(act, inputs, self._draws)
+        return weight
+
+
+def _differentiate(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    pairs = [(y, g) for y, g in zip(outputs, gradients) if g is not None and y.requires_grad]
+    if pairs:
+        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
