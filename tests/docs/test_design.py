@@ -66,7 +66,7 @@ def test_rules(graph: ss.OperatorGraph) -> None:
         ),
         (
             {name: ON({"sample": 2}, (0, 1)) for name in ("0", "2", "sum")},
-            [4, 4, 96, 12, 192, 32],
+            [4, 4, 332],
         ),
     ],
     ids=["matching", "channels", "samples"],
@@ -158,7 +158,7 @@ def test_runtime(graph: ss.OperatorGraph) -> None:
     simulation = ss.simulate(graph, topology, ss.Strategy(graph, topology, placed))
     plan = Plan(simulation, simulation.order, 2)
     shown = [[(line.kind, line.what, line.bytes) for line in lines(plan, device)] for device in (0, 1)]
-    ends = [("sync", "0.weight", 192), ("sync", "0.bias", 32)]
+    ends = [("sync", "0.weight, 0.bias", 224)]
     assert shown[0] == [
         ("forward", "0[0]", 0),
         ("send", "0[0]", 64),
