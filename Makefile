@@ -6,7 +6,7 @@ CORE_SOURCES := CMakeLists.txt $(wildcard cpp/*/*.cpp cpp/*/*.hpp)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 # What stubtest says of nanobind's own function, class and enum types, whatever the stub holds.
 NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at runtime|but runtime is not$$|\.__nb_enum__ is not present|__init__ is inconsistent, stub does not have \*
-CORE_TESTS := tests/test_timeline.py tests/topology tests/searching $(addprefix tests/simulator/test_,taskgraph.py incremental.py bounds.py)
+CORE_TESTS := tests/topology tests/searching $(addprefix tests/simulator/test_,taskgraph.py incremental.py bounds.py)
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
 
 .PHONY: help setup demo test test-gpu lint types check-stub unit sanitize bench bench-all stub clean

@@ -25,7 +25,6 @@ ORDER = [
     "cache",
     "loading",
     "topology",
-    "timeline",
     "strategy",
     "baselines",
     "space",

@@ -17,15 +17,7 @@
 namespace nb = nanobind;
 
 template <typename T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
 using NumpyColumn = nb::ndarray<nb::numpy, const T, nb::ndim<1>, nb::c_contig>;
-
-template <typename T>
-std::vector<T> to_vector(const Column<T>& column) {
-  return {column.data(), column.data() + column.size()};
-}
 
 template <typename T>
 auto to_array(std::vector<T>&& values) {

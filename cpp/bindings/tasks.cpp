@@ -1,7 +1,7 @@
 #include "bindings/convert.hpp"
 #include "bindings/memory.hpp"
 #include "bindings/rooms.hpp"
-#include "tasks/listing.hpp"
+#include "engines/timeline.hpp"
 
 using soapstone::Listing;
 
@@ -14,18 +14,6 @@ auto view_column(const soapstone::Timeline& timeline) {
   return NumpyColumn<typename std::decay_t<decltype(column)>::value_type>(column.data(), {column.size()});
 }
 
-soapstone::Timeline play(const Column<uint64_t>& keys, const Column<int64_t>& latency,
-                         const Column<int32_t>& hold_begin, const Column<int32_t>& hold_resource,
-                         const Column<int64_t>& hold_duration, const Column<int32_t>& predecessor_begin,
-                         const Column<int32_t>& predecessors, int32_t num_resources) {
-  if (hold_resource.size() != hold_duration.size()) throw std::invalid_argument("one hold_duration a hold_resource");
-  soapstone::TaskList tasks{
-      to_vector(keys),         to_vector(latency), to_vector(hold_begin), {}, to_vector(predecessor_begin),
-      to_vector(predecessors), num_resources};
-  for (size_t i = 0; i < hold_resource.size(); ++i) tasks.holds.push_back({hold_resource(i), hold_duration(i)});
-  return soapstone::play(tasks);
-}
-
 void bind_timeline(nb::module_& m) {
   using soapstone::Timeline;
   nb::class_<Timeline>(m, "Timeline")
@@ -35,9 +23,6 @@ void bind_timeline(nb::module_& m) {
       .def_prop_ro("hold_start", view_column<&Timeline::hold_start>, nb::rv_policy::reference_internal)
       .def_prop_ro("order", view_column<&Timeline::order>, nb::rv_policy::reference_internal)
       .def_ro("makespan", &Timeline::makespan);
-  m.def("play", play, nb::arg("keys"), nb::arg("latency"), nb::arg("hold_begin"), nb::arg("hold_resource"),
-        nb::arg("hold_duration"), nb::arg("predecessor_begin"), nb::arg("predecessors"), nb::arg("num_resources"),
-        "Play tasks, rows in increasing key, through Algorithm 1; raises ValueError on bad rows or a cycle.");
 }
 
 // A column with a row for each task, or for each hold of each task.
@@ -140,7 +125,7 @@ void bind_task_graph(nb::module_& m) {
           nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("strategy"), nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("__len__", [](const Listing& self) { return self.tasks.size(); })
-      .def("play", [](const Listing& self) { return soapstone::play(self.list()); })
+      .def("play", [](Listing& self) { return soapstone::timeline_of(self); })
       .def(
           "task", [](const Listing& self, size_t row) -> const TaskRow& { return self.tasks.at(row); }, nb::arg("row"),
           nb::rv_policy::reference_internal)

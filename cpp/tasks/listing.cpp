@@ -33,14 +33,15 @@ int32_t Listing::add_flow(FlowRow row) {
 }
 
 void Listing::sort_rows() {
-  std::vector<int32_t> order(tasks.size()), row_of(graph_.pool.tasks.size(), -1);
+  std::vector<int32_t> order(tasks.size());
+  row_of_.assign(graph_.pool.tasks.size(), -1);
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tasks[a].key < tasks[b].key; });
   std::vector<TaskRow> sorted;
   std::vector<int32_t> slots;
   sorted.reserve(tasks.size());
   for (const int32_t i : order) {
-    row_of[slots_[i]] = static_cast<int32_t>(sorted.size());
+    row_of_[slots_[i]] = static_cast<int32_t>(sorted.size());
     slots.push_back(slots_[i]);
     sorted.push_back(std::move(tasks[i]));
   }
@@ -49,12 +50,12 @@ void Listing::sort_rows() {
   for (size_t row = 0; row < tasks.size(); ++row) {
     const Task& task = graph_.pool.tasks[slots_[row]];
     for (int32_t i = 0; i < task.num_next; ++i)
-      if (auto& after = tasks[row_of[task.next[i]]].after; after.empty() || after.back() != static_cast<int32_t>(row))
+      if (auto& after = tasks[row_of_[task.next[i]]].after; after.empty() || after.back() != static_cast<int32_t>(row))
         after.push_back(static_cast<int32_t>(row));
   }
   for (auto& flow : flows)
     for (auto* transfer : {&flow.forward, &flow.backward})
-      if (*transfer >= 0) *transfer = row_of[*transfer];
+      if (*transfer >= 0) *transfer = row_of_[*transfer];
 }
 
 Fetch Listing::fetch(int32_t op, int32_t part, int32_t input) const {
@@ -88,22 +89,6 @@ std::vector<Piece> Listing::pieces(int32_t tensor) const {
     return result;
   }
   return {};
-}
-
-TaskList Listing::list() const {
-  TaskList result;
-  result.num_resources = graph_.machine.topology.num_resources();
-  result.hold_begin.push_back(0);
-  result.predecessor_begin.push_back(0);
-  for (const auto& task : tasks) {
-    result.keys.push_back(task.key);
-    result.latency.push_back(task.latency);
-    result.holds.insert(result.holds.end(), task.holds.begin(), task.holds.end());
-    result.hold_begin.push_back(static_cast<int32_t>(result.holds.size()));
-    result.predecessors.insert(result.predecessors.end(), task.after.begin(), task.after.end());
-    result.predecessor_begin.push_back(static_cast<int32_t>(result.predecessors.size()));
-  }
-  return result;
 }
 
 }  // namespace soapstone

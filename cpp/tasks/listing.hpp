@@ -4,7 +4,6 @@
 #include <map>
 
 #include "tasks/taskgraph.hpp"
-#include "tasks/timeline.hpp"
 
 namespace soapstone {
 
@@ -46,17 +45,18 @@ class Listing {
   void add(int32_t slot, TaskRow row);
   int32_t add_flow(FlowRow row);
 
-  TaskList list() const;
   Fetch fetch(int32_t op, int32_t part, int32_t input) const;
   std::vector<Piece> pieces(int32_t tensor) const;
   const Layout& layout(int32_t op) const { return *graph_.ops.at(op).layout; }
   TaskGraph& graph() { return graph_; }
+  int32_t row_of(int32_t slot) const { return row_of_[slot]; }
 
  private:
   void sort_rows();
 
   TaskGraph graph_;
   std::vector<int32_t> slots_;                                     // by row
+  std::vector<int32_t> row_of_;                                    // by slot
   std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> flow_;  // (tensor, part, device)
 };
 

@@ -104,11 +104,6 @@ class Timeline:
     @property
     def makespan(self) -> int: ...
 
-def play(keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], latency: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], hold_begin: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], hold_resource: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], hold_duration: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], predecessor_begin: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], predecessors: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_resources: int) -> Timeline:
-    """
-    Play tasks, rows in increasing key, through Algorithm 1; raises ValueError on bad rows or a cycle.
-    """
-
 class Kind(enum.IntEnum):
     """What a task does; columns hold the numbers."""
 
