@@ -8,7 +8,7 @@ namespace soapstone {
 void Play::reset() {
   const size_t num_slots = graph.pool.tasks.size();
   served.resize(num_slots);
-  touched_.resize(num_slots + 1);  // one more, which is written to in vain
+  touched_.resize(num_slots + 1);  // one more: a sentinel for the branch-free append
   num_served = 0;
   cut = 0;
 }

@@ -1,4 +1,4 @@
-// What compute tasks take, told once for each op, its degrees and a kind of device.
+// What compute tasks take, set once for each op, its degrees and a kind of device.
 #pragma once
 
 #include <map>

@@ -29,7 +29,7 @@ def test_every_rank_hears_why_one_failed_and_ends_its_work(tmp_path: Path, monke
         watch = watching(rank, aborted)
         dist.barrier()
         if rank == 2:
-            watch.tell("rank 2 ran out of memory")
+            watch.announce("rank 2 ran out of memory")
         assert aborted.wait(60)
         watch._thread.join(60)
         dist.barrier()

@@ -72,7 +72,7 @@ def _megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
 
 
 def _inside_node(op: Op, makers: dict[int, Op], columns: dict[str, str]) -> Dim | None:
-    """The dim that a node's devices share: columns of a product, or rows behind columns; heads; words; classes. What
+    """The dim that a node's devices share: columns of a product, or rows after columns; heads; words; classes. What
     only passes on columns, such as rotary positions, keeps them."""
     if op.kind == "attention":
         return _named(op, "head")

@@ -72,8 +72,8 @@ def profile(
         counts = {"measured": costs.num_measured, "remembered": costs.num_remembered, "seconds": seconds}
         print_json({"device": costs.machine.name, **counts, "ops": [_described(*row) for row in rows]})
         return
-    told = f"{costs.num_measured:,} measured in {seconds:.1f} s, {costs.num_remembered:,} remembered."
-    print_all(_table(rows[:SHOWN]), f"\n{costs.machine.name}: {told}")
+    summary = f"{costs.num_measured:,} measured in {seconds:.1f} s, {costs.num_remembered:,} remembered."
+    print_all(_table(rows[:SHOWN]), f"\n{costs.machine.name}: {summary}")
 
 
 def measure_space(case: Case) -> None:

@@ -70,13 +70,13 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             progress=show,
             training=case.training,
         )
-    told = {
+    facts = {
         "proposals": result.proposals,
         "locally_optimal": result.locally_optimal,
         "neighbours": result.neighbours,
         "history": [(step.proposals, step.seconds, step.makespan) for step in result.history],
     }
-    return Found(result.strategy, result.seconds, told, _remarks(result), result.interrupted)
+    return Found(result.strategy, result.seconds, facts, _remarks(result), result.interrupted)
 
 
 def _remarks(result: SearchResult) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def _by_optcnn(case: Case, _: Wanted, data_parallel: float) -> Found:
 def _by_exhaustion(case: Case, wanted: Wanted, data_parallel: float) -> Found:
     with live(f"All strategies of {case.model}", data_parallel, wanted.budget) as show:
         proof = exhaustive(case.graph, case.topology, budget=wanted.budget, progress=show, training=case.training)
-    told = {
+    facts = {
         "proved": proof.proved,
         "nodes": proof.nodes,
         "simulated": proof.simulated,
@@ -113,7 +113,7 @@ def _by_exhaustion(case: Case, wanted: Wanted, data_parallel: float) -> Found:
         f"{what} 10^{proof.log10_size:.1f} strategies: {proof.nodes:,} nodes, {proof.simulated:,} simulated, "
         f"{proof.seconds:.1f} s; the first bound was {proof.root_gap:.1%} below."
     )
-    return Found(proof.strategy, proof.seconds, told, (remark,), proof.interrupted)
+    return Found(proof.strategy, proof.seconds, facts, (remark,), proof.interrupted)
 
 
 METHODS: dict[str, Callable[[Case, Wanted, float], Found]] = {
@@ -171,7 +171,7 @@ def compare(
     memory_limit: MemoryLimit = True,
     as_json: AsJson = False,
 ) -> None:
-    """Put the approaches side by side. Ctrl-C ends the search at hand and leaves out those behind it."""
+    """Put the approaches side by side. Ctrl-C ends the search at hand and leaves out those after it."""
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not names or any(name not in (*BASELINES, *METHODS) for name in names):
         raise SoapstoneError(f"there is no approach {methods!r}; use some of {', '.join((*BASELINES, *METHODS))}")
@@ -198,8 +198,8 @@ def compare(
     if missing := [name for name in names if name not in rows]:
         say(f"Without {', '.join(missing)}.")
     if as_json:
-        told = {name: {**described(sim), "search_seconds": seconds} for name, (sim, seconds) in rows.items()}
-        print_json({name: {**row, "speed_up": data.makespan / row["makespan"]} for name, row in told.items()})
+        shown = {name: {**described(sim), "search_seconds": seconds} for name, (sim, seconds) in rows.items()}
+        print_json({name: {**row, "speed_up": data.makespan / row["makespan"]} for name, row in shown.items()})
         return
     print_all(*_shown(rows, data.makespan))
 

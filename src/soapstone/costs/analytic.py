@@ -58,8 +58,8 @@ class AnalyticCosts(Costs):
             pairs.append((seconds, seconds * _backward(graph, op, step, work) if work else 0.0))
         if not (combines and op.finishes):
             return OpTimes(*_nanoseconds(pairs, device))
-        before, behind = pairs[: op.head + 1], pairs[op.head + 1 :]
-        return OpTimes(*_nanoseconds(before, device), *_nanoseconds(behind, device))
+        before, after = pairs[: op.head + 1], pairs[op.head + 1 :]
+        return OpTimes(*_nanoseconds(before, device), *_nanoseconds(after, device))
 
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
         known = _table()["updates"]

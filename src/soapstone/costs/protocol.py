@@ -11,7 +11,7 @@ from ..graph import OperatorGraph
 
 @dataclass(frozen=True, slots=True)
 class OpTimes:
-    """Nanoseconds of one part. Where the op combines, `finish_*` is the work behind the combine and the others the
+    """Nanoseconds of one part. Where the op combines, `finish_*` is the work after the combine and the others the
     work before it; where it does not, `forward` and `backward` are all of it."""
 
     forward: int

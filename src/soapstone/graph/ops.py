@@ -3,7 +3,7 @@
 A step is one call of torch's. Its dims are the named factors of the axes that it writes, then those that only its
 inputs have. `writes` names the dims of each output axis; `reads` gives, for each dim of each input axis, an interval
 map from one of the step's dims. An op is one heavy step, its head, with the shape steps before it and the cheap
-steps behind it; its own dims are those of the step that it ends with, then the head's combinable ones.
+steps after it; its own dims are those of the step that it ends with, then the head's combinable ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StepDim:
 @dataclass(frozen=True, slots=True)
 class Combine:
     """How partials become whole: their sum, or all of them gathered. A partial spans some of the head's dims, with
-    `factor` numbers an element; `finish` says that the head itself has more to do behind the combine."""
+    `factor` numbers an element; `finish` says that the head itself has more to do after the combine."""
 
     mode: str
     over: tuple[int, ...]
@@ -152,7 +152,7 @@ class Op:
 
     @property
     def finishes(self) -> bool:
-        """Whether anything is left to do behind a combine."""
+        """Whether anything is left to do after a combine."""
         return self.combine is not None and (self.combine.finish or self.head + 1 < len(self.steps))
 
     def dim(self, name: str) -> Dim | None:

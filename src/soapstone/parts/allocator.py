@@ -19,7 +19,7 @@ _always = False  # the allocator is the process's, and cannot be asked
 
 
 def keep_freed_memory() -> bool:
-    """From now on; False where the allocator cannot be told."""
+    """From now on; False where the allocator has no such setting."""
     global _always
     _always = _set(_KEEPING)
     return _always
@@ -28,11 +28,11 @@ def keep_freed_memory() -> bool:
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
     """For a while; then the system gets it back, unless it is kept from now on."""
-    told = _set(_KEEPING)
+    changed = _set(_KEEPING)
     try:
         yield
     finally:
-        if told and not _always:
+        if changed and not _always:
             _set(_STEADY)
             ctypes.CDLL(None).malloc_trim(0)
 

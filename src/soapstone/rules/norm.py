@@ -46,7 +46,7 @@ _BATCH_NORM = Rule(
     heavy=True,
 )
 
-# Parts share nothing, so it runs behind its convolution as an activation does. A frozen one stays an op of its own, as
+# Parts share nothing, so it runs after its convolution as an activation does. A frozen one stays an op of its own, as
 # the batch norm of the whole batch is, so that evaluation finds the ops of the training.
 _LOCAL_BATCH_NORM = replace(
     _BATCH_NORM,

@@ -38,7 +38,7 @@ class Call:
 @dataclass(frozen=True)
 class Partial:
     """The `{x}` side of a rule: how partials combine, the dims that one spans (None: the output's), and whether the
-    step has more to do behind the combine."""
+    step has more to do after the combine."""
 
     mode: str = "sum"
     spans: tuple[str, ...] | None = None

@@ -16,7 +16,7 @@ from .keys import BatchInput, Kept, Key, Output, Partial, Payload, Received, Sha
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One forward task of a device. `finish`: the steps behind a combine; `deliver`: no steps at all, only cutting a
+    """One forward task of a device. `finish`: the steps after a combine; `deliver`: no steps at all, only cutting a
     total up for other devices."""
 
     row: int
@@ -99,7 +99,7 @@ class Placement:
     @cached_property
     def is_weighed(self) -> bool:
         """Whether backward can begin before a combined mean is whole: what it is divided by depends on nothing that
-        ops make or training changes, and nothing comes behind it."""
+        ops make or training changes, and nothing comes after it."""
         op = self.graph.ops[self.loss_op]
         head = op.steps[op.head]
         if not self.has_own_gradient or not op.finishes or head is not op.steps[-1]:
@@ -174,7 +174,7 @@ class Placement:
         if task.deliver:
             yield Total(task.op, self.group(task.op, task.part))
             return
-        wanted = behind(op) if task.finish else None
+        wanted = finish_steps(op) if task.finish else None
         for number, operand in enumerate(op.inputs):
             if wanted is None or operand.value in wanted:
                 yield from self._sources(task.op, task.part, number, device)
@@ -230,7 +230,7 @@ class Placement:
                 yield Payload(flow)
 
 
-def behind(op: Op) -> set[int]:
+def finish_steps(op: Op) -> set[int]:
     """The values that a finish reads."""
     return {value for step in op.steps[op.head :] for value in step.inputs}
 
@@ -240,4 +240,4 @@ def kept_values(op: Op) -> list[int]:
     if not op.finishes:
         return []
     made = {value for step in op.steps[: op.head] for value in step.outputs}
-    return sorted(behind(op) & made)
+    return sorted(finish_steps(op) & made)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from .. import _core
 from ..parts import Box, Draws, Part, hull, lengths, local_shape, projected, reframe, whole
 from .keys import BatchInput, Kept, Key, Output, Partial, Received, State, Total, Update
-from .placement import Placement, Task, behind, kept_values
+from .placement import Placement, Task, finish_steps, kept_values
 from .segments import Segment
 from .store import Shard, constant
 from .windows import Windows
@@ -145,7 +145,7 @@ class _Run:
         op = self.graph.ops[task.op]
         part = self.weaver.part(task.op, task.part)
         part.values.update({value: self.values[Kept(task.op, task.part, value)] for value in kept_values(op)})
-        wanted = behind(op)
+        wanted = finish_steps(op)
         for number, operand in enumerate(op.inputs):
             if operand.value in wanted:
                 part.values[operand.value] = self._input(task, part, number)

@@ -94,8 +94,8 @@ class Chain:
         self.native.walk(moves, first, last, not scale, (*self._ends(proposals, share), *patience))
 
     def descend(self, moves: list[Move], *, share: float = 1.0) -> bool:
-        """Take improvements until this share of all neighbours was tried in vain, one after the other. Whether it came
-        to that before the budget was spent."""
+        """Take improvements until this share of all neighbours, one after the other, was none. Whether it came to that
+        before the budget was spent."""
         return self.native.descend(moves, (*self._ends(NEVER, 1.0), NEVER, inf), share)
 
     def polish(self, ops: Groups) -> None:

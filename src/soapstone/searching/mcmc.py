@@ -59,7 +59,7 @@ class SearchResult:
     proposals: int
     seconds: float
     locally_optimal: str
-    neighbours: int  # tried in vain, one after the other
+    neighbours: int  # tried without an improvement, one after the other
     interrupted: bool
 
     def __repr__(self) -> str:
@@ -91,13 +91,13 @@ def search(
     check_arguments(budget, proposals, seed, method, chains, temperature)
     if progress is not None and not callable(progress):
         raise SoapstoneError(f"progress={shortened(progress)} cannot be called; give a function of one Progress")
-    tell = progress or (lambda _: None)
+    report = progress or (lambda _: None)
     problem = Problem(
         graph,
         topology,
         training=training,
         memory_limit=memory_limit,
-        progress=lambda share: tell(Progress("asking for costs", share)),
+        progress=lambda share: report(Progress("asking for costs", share)),
     )
     groups = levels(graph)
     starts = _starts(problem, initial, groups)
@@ -117,7 +117,7 @@ def search(
             chain.native.stop()
 
     with interrupts(stop) as interrupt:
-        _run_all(run, walkers, tell, stop)
+        _run_all(run, walkers, report, stop)
         return _result(problem, walkers, interrupt)
 
 
@@ -191,7 +191,7 @@ def _fixed(native: list[Native]) -> Start:
 
 
 def _run_all(
-    run: Callable[[Chain], None], chains: list[Chain], tell: Callable[[Progress], None], stop: Callable[[], None]
+    run: Callable[[Chain], None], chains: list[Chain], report: Callable[[Progress], None], stop: Callable[[], None]
 ) -> None:
     """Run every chain on a thread of its own."""
     with ThreadPoolExecutor(len(chains)) as pool:
@@ -200,7 +200,7 @@ def _run_all(
         try:
             while left and not any(future.exception() for future in futures if future.done()):
                 _, left = wait(left, TICK)
-                tell(_progress(chains))
+                report(_progress(chains))
         finally:
             if left:
                 stop()

@@ -18,7 +18,7 @@ from .tying import Groups, tied
 # The first temperature is a share of the cost; ours is for all moves together, since one of many matters less.
 TEMPERATURES = {"soapstone": 0.08, "paper": 5e-4}
 COOLING = 10  # the last temperature of a walk is as much lower
-ENOUGH = 0.3  # of all neighbours, tried in vain, end a descent that is not the last
+ENOUGH = 0.3  # of all neighbours, tried without an improvement, end a descent that is not the last
 SHAKES = 8  # times that it walks on from the best, before single ops move
 WALK = 1500  # proposals of a walk, but
 WALKED = 0.5  # at most this share of all proposals

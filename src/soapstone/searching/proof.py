@@ -105,7 +105,7 @@ def _run(
     first: Strategy,
     threads: int,
     seconds: float,
-    tell: Callable[[ProofProgress], None],
+    report: Callable[[ProofProgress], None],
 ) -> tuple[bool, bool]:
     """Whether it is proved, and whether somebody interrupted it."""
     begun = monotonic()
@@ -114,7 +114,7 @@ def _run(
         try:
             while not wait([future], TICK).done:
                 best = native.makespan * 1e-9 if native.makespan < 2**62 else None
-                tell(ProofProgress(native.share, monotonic() - begun, best))
+                report(ProofProgress(native.share, monotonic() - begun, best))
         finally:
             if not future.done():
                 native.stop()

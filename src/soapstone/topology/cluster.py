@@ -2,7 +2,7 @@
 
 A link's end that names no device is a switch. Resources, which serve tasks one by one, are numbered devices first, then
 links in order: a duplex link is two resources, one each way, a shared one is a single resource. What a message holds on
-its way is the core's business (`cpp/topology.hpp`).
+its way is the core's business (`cpp/machine/topology.hpp`).
 """
 
 import os

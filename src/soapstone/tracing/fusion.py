@@ -2,7 +2,7 @@
 
 Heavy calls head an op each. Walking them last to first, an op takes in what follows its exit up to the exit's
 immediate post-dominator, as long as all of that is cheap and free: so every op has one exit and the fused graph has
-no cycle. Calls that enlarge their input stay out, and behind a combine or a statistic nothing joins that reads other
+no cycle. Calls that enlarge their input stay out, and after a combine or a statistic nothing joins that reads other
 elements than its own. Cheap calls that are left fuse among themselves; shape calls that are left ride in front of each
 reader, but for joints (cat, stack) that several ops read whole, which are made once.
 """
@@ -25,7 +25,7 @@ class Group:
 
 
 def fuse(trace: Trace) -> list[Group]:
-    """Groups in an order in which each comes behind those that it reads."""
+    """Groups in an order in which each comes after those that it reads."""
     return _Fusion(trace).groups()
 
 

@@ -38,7 +38,7 @@ def label(call: TraceCall) -> str:
 
 
 def unique(names: list[str]) -> list[str]:
-    """The same names, a number behind each one that came before."""
+    """The same names, a number appended to each one that came before."""
     taken: set[str] = set()
     counts: Counter[str] = Counter()
     result = []

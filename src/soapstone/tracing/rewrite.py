@@ -152,7 +152,7 @@ def dropout(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Sh
 
 
 def slice_scatter(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
-    """What lies before the slice, the source, what lies behind."""
+    """What lies before the slice, the source, what lies after it."""
     value, source, shape = inputs["self"], inputs["src"], outputs[0]
     axis = int(args["dim"]) % len(shape)
     if args["step"] != 1 or to.dtype(source) != to.dtype(value):

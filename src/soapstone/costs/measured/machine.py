@@ -34,7 +34,7 @@ class Machine:
 
     @property
     def wait(self) -> Callable[[], None]:
-        """Returns when the device has done all that it was told to."""
+        """Returns when the device has done all that was launched on it."""
         return torch.cuda.synchronize if self.type == "cuda" else lambda: None
 
     def check_kind(self, kind: str) -> None:

@@ -72,10 +72,10 @@ class MeasuredCosts(PreparedCosts):
         with neighbours(self.machine.beside if missing else 0):
             for wave in _waves(graph, missing):
 
-                def tell(share: float, done: int = done, now: int = len(wave)) -> None:
+                def report(share: float, done: int = done, now: int = len(wave)) -> None:
                     progress((done + share * now) / len(missing))
 
-                self._keep(dict(zip(wave, self._measure(graph, [missing[key] for key in wave], tell))))
+                self._keep(dict(zip(wave, self._measure(graph, [missing[key] for key in wave], report))))
                 done += len(wave)
 
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
@@ -88,13 +88,13 @@ class MeasuredCosts(PreparedCosts):
         return int(launch), per_element
 
     def _measure(
-        self, graph: OperatorGraph, questions: Sequence[Question], tell: Callable[[float], None]
+        self, graph: OperatorGraph, questions: Sequence[Question], report: Callable[[float], None]
     ) -> list[Numbers]:
         with self.machine.in_use():
             trials = [Trial(graph, question) for question in questions]
             engine = engine_alone()
             things = [engine, *(timed for trial in trials for timed in trial.timed)]
-            time_all(things, self.pace, self.machine.wait, tell)
+            time_all(things, self.pace, self.machine.wait, report)
         found = [trial.times(engine) for trial in trials]
         return [(t.forward, t.backward, t.finish_forward, t.finish_backward) for t in found]
 

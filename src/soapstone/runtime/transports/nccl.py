@@ -108,7 +108,7 @@ class NcclTransport:
         return gathered_objects(value, self._host)
 
     def fail(self, reason: str) -> None:
-        self._watch.tell(reason)
+        self._watch.announce(reason)
 
     def close(self) -> None:
         self._watch.close()

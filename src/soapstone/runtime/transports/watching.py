@@ -45,11 +45,11 @@ class Watch:
 
     def close(self) -> None:
         """Say goodbye, and wait until the watched rank has, or is gone."""
-        self.tell("")
+        self.announce("")
         if self._size > 1:
             self._thread.join(GRACE)
 
-    def tell(self, reason: str) -> None:
+    def announce(self, reason: str) -> None:
         """Pass on that this rank has failed, or that it ends."""
         if self._size == 1 or self._told or not dist.is_initialized():
             return
@@ -76,4 +76,4 @@ class Watch:
             time.sleep(0.05)
         if not self._is_idle():
             self._abort()
-        self.tell(self._lost)
+        self.announce(self._lost)
