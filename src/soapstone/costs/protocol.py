@@ -47,3 +47,7 @@ class PreparedCosts(Costs):
         self, graph: OperatorGraph, questions: Sequence[Question], device_kind: str, progress: Callable[[float], None]
     ) -> None:
         """Hears all questions before they are asked; `progress` hears the share that it is ready for."""
+
+
+def unheard(_: float) -> None:
+    """The progress that nobody listens to."""

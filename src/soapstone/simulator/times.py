@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from .. import _core
-from ..costs import Costs, OpTimes, PreparedCosts, Question
+from ..costs import Costs, OpTimes, PreparedCosts, Question, unheard
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
@@ -39,10 +39,6 @@ def translated_errors() -> Iterator[None]:
         raise SoapstoneError(f"this cannot be simulated: {error}") from None
 
 
-def _unheard(_: float) -> None:
-    pass
-
-
 class KnownTimes:
     """The core's table of times, filled from costs as ops get degrees that were not seen before."""
 
@@ -61,13 +57,13 @@ class KnownTimes:
                 times = [self._ask(*question, kind) for question in self._questions(index, degrees)]
                 self.native.set(self.asks_for[index], degrees, kind, times)
 
-    def fill_all(self, wanted: Iterable[Wanted], progress: Callable[[float], None] = _unheard) -> None:
+    def fill_all(self, wanted: Iterable[Wanted], progress: Callable[[float], None] = unheard) -> None:
         """The same for many. Costs that prepare first hear all that they will be asked."""
         wanted = list(wanted)
         if isinstance(self.costs, PreparedCosts):
             for kind, questions in self._unknown(wanted).items():
                 self.costs.prepare(self.graph, questions, self.names[kind], progress)
-            progress = _unheard  # all is answered at once now
+            progress = unheard  # all is answered at once now
         for number, (index, degrees, devices) in enumerate(wanted):
             if number % 32 == 0:
                 progress(number / len(wanted))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...errors import SoapstoneError
 from ...graph import OperatorGraph
-from ..protocol import OpTimes, PreparedCosts, Question
+from ..protocol import OpTimes, PreparedCosts, Question, unheard
 from .machine import this_machine
 from .neighbours import neighbours
 from .rounds import Pace, time_all
@@ -16,10 +16,6 @@ from .updates import measured_update
 
 WAVE = 24  # questions that are measured side by side, and kept together
 WAVE_BYTES = 2**30
-
-
-def _unheard(_: float) -> None:
-    pass
 
 
 class MeasuredCosts(PreparedCosts):
@@ -62,7 +58,7 @@ class MeasuredCosts(PreparedCosts):
         graph: OperatorGraph,
         questions: Iterable[Question],
         device_kind: str,
-        progress: Callable[[float], None] = _unheard,
+        progress: Callable[[float], None] = unheard,
     ) -> None:
         """Measure what is not known yet, many parts side by side. What is measured is kept, also where it is stopped
         half-way. `progress` hears the share that is done."""
