@@ -27,10 +27,12 @@ def train(executor: Executor, given: dict[Key, torch.Tensor], sync: bool, agreed
     iteration = Iteration(executor, given, sync, agreed)
     executor.ready.begin(iteration.completed)
     executor.draws.begin()
-    with torch.enable_grad():
-        iteration.follow()
-    iteration.end()
-    executor.ready.end()
+    try:
+        with torch.enable_grad():
+            iteration.follow()
+        iteration.end()
+    finally:
+        executor.ready.end()  # which would keep this iteration's tensors
     return iteration.loss()
 
 
