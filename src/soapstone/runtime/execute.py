@@ -49,10 +49,11 @@ class Executor:
         self.shared = _shared_takes(self.segments)
         self.messages = Messages(plan.placement, self.program, ranks, transport)
         self.updates = BufferUpdates(plan.placement, device, store)
-        synced = synced_tensors(self.program)
-        self.unsynced = [shard.tensor for i, shard in store.shards.items() if i not in synced]
-        leaves = {i: store.shards[i].tensor for i in synced - self.weaver.windows.cut}
-        self.ready = Readiness(leaves, gradient_users(self.program, plan.segments))
+        synced, cut = synced_tensors(self.program), self.weaver.windows.cut
+        shards = {i: shard.tensor for i, shard in store.shards.items() if shard.tensor.requires_grad}
+        self.unsynced = [shard for i, shard in shards.items() if i not in synced]
+        users = gradient_users(self.program, plan.segments, synced | cut)
+        self.ready = Readiness({i: shards[i] for i in synced - cut}, users)
         self._weighing = Weighing(self.weaver, draws)
 
     def given(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:

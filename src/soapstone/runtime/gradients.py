@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from weakref import ref
 
 import torch
@@ -18,8 +18,9 @@ from .transports import Pending
 
 
 class Readiness:
-    """Counts, in each step, the segments whose backward has still to add to a parameter's gradient. One of the `leaves`
-    is counted down as soon as autograd has added to it, any other parameter when the segment's backward ends."""
+    """Counts, in each step, the segments whose backward has still to add to a parameter's gradient, for those that have
+    `users`. One of the `leaves` is counted down as soon as autograd has added to it, any other when the segment's
+    backward ends."""
 
     def __init__(self, leaves: Mapping[int, torch.Tensor], users: Mapping[int, int]) -> None:
         self._users, self._left = dict(users), Counter[int]()
@@ -37,7 +38,7 @@ class Readiness:
 
     def enter(self, tensors: Iterable[int]) -> None:
         """A segment's backward begins, which adds to these."""
-        self._running = set(tensors)
+        self._running = self._users.keys() & tensors
 
     def leave(self) -> None:
         for tensor in list(self._running):
@@ -72,10 +73,11 @@ def synced_tensors(program: Iterable[Event]) -> set[int]:
     return {tensor for event in program if isinstance(event, Sync) for tensor, _ in event.pieces}
 
 
-def gradient_users(program: Iterable[Event], segments: Sequence[Segment]) -> Counter[int]:
-    """In how many segments' backward each parameter gets a share of its gradient."""
+def gradient_users(program: Iterable[Event], segments: Sequence[Segment], awaited: Container[int]) -> Counter[int]:
+    """In how many segments' backward each of the awaited parameters gets a share of its gradient."""
     runs = (event.segment for event in program if isinstance(event, Run) and event.backward)
-    return Counter(key.tensor for run in runs for key in segments[run].takes if isinstance(key, State))
+    taken = (key.tensor for run in runs for key in segments[run].takes if isinstance(key, State))
+    return Counter(tensor for tensor in taken if tensor in awaited)
 
 
 class Bucket:

@@ -29,6 +29,10 @@ class Windows:
             self._of_parts[op, part] = {number: self._add(tensor, box) for number, tensor, box in boxes}
         changing = {operand.tensor for op in placement.graph.ops for operand in op.updates}
         self._lent = {i: torch.empty_like(shards[i].tensor) for i in sorted(changing & shards.keys())}
+        self._wholes = [(Window(i, 0), shard) for i, shard in shards.items()]
+        self._cuts = [
+            (Window(i, number), box) for i, boxes in self._boxes.items() for number, box in enumerate(boxes[1:], 1)
+        ]
 
     def _add(self, tensor: int, box: Box) -> Window:
         known = self._boxes[tensor]
@@ -61,13 +65,11 @@ class Windows:
         found: dict[Window, torch.Tensor] = {}
         if self._lent:
             torch._foreach_copy_(list(self._lent.values()), [self._shards[i].tensor for i in self._lent])
-        for i, (_, *windows) in self._boxes.items():
-            shard = self._shards[i]
-            whole = self._lent.get(i, shard.tensor)
-            found[Window(i, 0)] = whole
-            for number, box in enumerate(windows, 1):
-                leaf = shard.window(whole.detach(), box)
-                found[Window(i, number)] = leaf.requires_grad_(shard.tensor.requires_grad)
+        for key, shard in self._wholes:
+            found[key] = self._lent.get(key.tensor, shard.tensor)
+        for key, box in self._cuts:
+            shard, whole = self._shards[key.tensor], found[Window(key.tensor, 0)]
+            found[key] = shard.window(whole.detach(), box).requires_grad_(shard.tensor.requires_grad)
         return found
 
     def gather(self, tensor: int, values: Mapping[Key, torch.Tensor]) -> None:
