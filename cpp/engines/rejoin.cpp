@@ -154,8 +154,8 @@ bool Rejoin::serve_updates(Stretch& stretch, Look& look, const Moment& now) {
       latest = std::max(latest, accepted_.end(slot) + now.shift);
       continue;
     }
-    if (!is_last) return false;
     const Task& task = graph_.pool.tasks[slot];
+    if (!is_last || task.num_next > 0) return false;
     play_.served[slot] = {ready, std::max(ready, free + now.shift) + task.first.duration};
     latest = std::max(latest, play_.served[slot].end);
     look.updates.push_back({ready, task.key, slot});

@@ -128,12 +128,11 @@ int64_t Touch::first_change(int32_t position) {
   int64_t first = INT64_MAX;
   const auto is_after = [&](int32_t slot) { return accepted_.position(slot) > position; };
   known_.resize(graph_.pool.tasks.size());
-  each_slot(graph_.changes().gone, [&](int32_t slot) {
+  const auto note = [&](int32_t slot) {
     if (is_after(slot)) first = std::min(first, accepted_.ready(slot));
-  });
-  for (const int32_t device : graph_.changes().updates)
-    if (const int32_t slot = graph_.updates.slot_of(device); is_after(slot))
-      first = std::min(first, accepted_.ready(slot));
+  };
+  each_slot(graph_.changes().gone, note);
+  each_slot(graph_.changes().retimed, note);
   each_slot(graph_.changes().fresh, [&](int32_t slot) { known_[slot] = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
   each_slot(graph_.changes().rewired, [&](int32_t slot) {
     if (!is_after(slot)) return;

@@ -28,7 +28,7 @@ struct ChangeSet {
   bool linked = false;               // since then:
   std::vector<SlotRun> gone, fresh;  // tasks that are no longer there, and new ones,
   std::vector<SlotRun> rewired;      // those that may have other successors,
-  std::vector<int32_t> updates;      // and devices with another update
+  std::vector<SlotRun> retimed;      // and those that take another time, in the slot that they had
 
   std::span<const int32_t> routed() const { return {tensors.data(), num_routed}; }
   std::span<const int32_t> unrouted() const { return std::span(tensors).subspan(num_routed); }
@@ -36,8 +36,8 @@ struct ChangeSet {
 
   // And keep the memory.
   void clear() {
-    for (auto* list : {&ops, &tensors, &groups, &updates}) list->clear();
-    for (auto* runs : {&gone, &fresh, &rewired}) runs->clear();
+    for (auto* list : {&ops, &tensors, &groups}) list->clear();
+    for (auto* runs : {&gone, &fresh, &rewired, &retimed}) runs->clear();
     num_routed = 0;
     linked = false;
   }

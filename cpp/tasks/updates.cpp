@@ -40,7 +40,7 @@ void Updates::make(const ChangeSet&) {
 void Updates::join(ChangeSet& changes) {
   for (int32_t device = 0; device < num_devices_; ++device) {
     if (!is_changing(device)) continue;
-    changes.updates.push_back(device);
+    changes.retimed.push_back({slot_of(device), 1});
     if (graph_.totals_before().elements[device] == 0) changes.fresh.push_back({slot_of(device), 1});
     if (!is_there(device)) changes.gone.push_back({slot_of(device), 1});
   }

@@ -1,6 +1,8 @@
 // The optimizer's work: one task a device, for all the elements of parameters that it holds.
 #pragma once
 
+#include <cassert>
+
 #include "tasks/blocks.hpp"
 
 namespace soapstone {
@@ -13,7 +15,10 @@ class Updates final : public Blocks {
   explicit Updates(TaskGraph& graph);
 
   int32_t slot_of(int32_t device) const { return first_ + device; }
-  int32_t device_of(int32_t slot) const { return slot - first_; }
+  int32_t device_of(int32_t slot) const {
+    assert(has(slot));
+    return slot - first_;
+  }
   bool has(int32_t slot) const { return slot >= first_ && slot < first_ + num_devices_; }
   bool is_there(int32_t device) const;
   bool is_changing(int32_t device) const;
