@@ -5,6 +5,7 @@ from .interrupts import interrupts
 from .mcmc import INITIAL, Improvement, Progress, SearchResult, check_arguments, search
 from .problem import Problem
 from .proof import Proof, ProofProgress, exhaustive
+from .tying import tied_layers
 
 __all__ = [
     "INITIAL",
@@ -19,4 +20,5 @@ __all__ = [
     "interrupts",
     "optcnn",
     "search",
+    "tied_layers",
 ]

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 def levels(graph: OperatorGraph) -> list[Groups]:
     """From the coarsest to single ops, without levels that tie no more than the next."""
-    found = [_blocks(graph), _layers(graph), [[i] for i in range(len(graph.ops))]]
+    found = [_blocks(graph), tied_layers(graph), [[i] for i in range(len(graph.ops))]]
     return [groups for groups, finer in zip(found, [*found[1:], None]) if finer is None or len(groups) < len(finer)]
 
 
@@ -32,7 +32,7 @@ def tied(strategy: Sequence[T], groups: Groups) -> list[T]:
     return result
 
 
-def _layers(graph: OperatorGraph) -> Groups:
+def tied_layers(graph: OperatorGraph) -> Groups:
     """Layers are known by their parameters, so only the others take colours from their neighbours."""
     owner: dict[str, str] = {}
     colours: list[Hashable] = []

@@ -53,14 +53,18 @@ class Simulation:
         """Seconds for one iteration."""
         return self.makespan_ns * 1e-9
 
-    @property
-    def bytes_moved(self) -> int:
-        """Payload once for each transfer, 2(n - 1) times for each all-reduce among n devices."""
-        total = 0
+    @cached_property
+    def moved(self) -> dict[str, int]:
+        """Bytes by the kind of task: payload once for each transfer, 2(n - 1) times for each sum among n devices."""
+        total = dict.fromkeys((TRANSFER.name, COMBINE.name, SYNC.name), 0)
         for row in np.flatnonzero(np.isin(self.tasks["kind"], (TRANSFER, COMBINE, SYNC))):
             task = self.native.task(int(row))
-            total += task.bytes * (1 if task.kind == TRANSFER else 2 * (len(task.devices) - 1))
+            total[task.kind.name] += task.bytes * (1 if task.kind == TRANSFER else 2 * (len(task.devices) - 1))
         return total
+
+    @property
+    def bytes_moved(self) -> int:
+        return sum(self.moved.values())
 
     @property
     def compute_time(self) -> float:

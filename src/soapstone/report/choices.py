@@ -1,0 +1,93 @@
+"""Why a strategy is as fast as it is: what it does otherwise than another one, layer by layer, and what each of these
+choices is worth. Each number comes from a simulation in which just that choice is taken back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..simulator import Simulation, Simulator, simulate
+from ..strategy import Configuration, Strategy
+from .layers import layers_of, pattern_of
+
+MOST = 24  # choices that are looked at closely
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Ops that are configured alike in both strategies, but not as in the other one. Differences are what taking the
+    choice back would add: to the step's time, to what gradient sums and activations move, to the fullest device."""
+
+    title: str
+    ops: tuple[int, ...]
+    ours: Configuration
+    theirs: Configuration
+    time: int  # ns
+    gradients: int
+    activations: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two strategies, played, and what sets the first apart; those worth most come first. Of `others`, which are worth
+    less, only the time is known, all together taken one by one."""
+
+    ours: Simulation
+    theirs: Simulation
+    choices: tuple[Choice, ...]
+    others: int
+
+
+def compared(
+    ours: Simulation, other: Strategy, *, most: int = MOST, progress: Callable[[float], None] = lambda share: None
+) -> Comparison:
+    """What `ours` does otherwise than another strategy for the same graph and topology."""
+    strategy, training = ours.strategy, ours.training
+    groups = _groups(strategy, other)
+    simulator = Simulator(ours.graph, ours.topology, strategy, training=training)
+    times: dict[tuple[int, ...], int] = {}
+    for done, ops in enumerate(groups.values(), 1):
+        times[ops] = (simulator.propose(_taken_back(other, ops)) or 0) - ours.makespan_ns
+        simulator.reject()
+        progress(0.5 * done / len(groups))
+    ranked = sorted(groups.items(), key=lambda item: (-abs(times[item[1]]), item[1]))
+    found = []
+    for done, ((pattern, mine, its), ops) in enumerate(ranked[:most], 1):
+        without = simulate(ours.graph, ours.topology, strategy.replace(_taken_back(other, ops)), training=training)
+        assert without.makespan_ns - ours.makespan_ns == times[ops]
+        found.append(Choice(_title(strategy, pattern, ops), ops, mine, its, times[ops], *_differences(without, ours)))
+        progress(0.5 + 0.5 * done / min(len(ranked), most))
+    theirs = simulate(ours.graph, ours.topology, other, training=training)
+    found.sort(key=lambda choice: -choice.time)
+    return Comparison(ours, theirs, tuple(found), len(ranked) - len(found))
+
+
+def _groups(strategy: Strategy, other: Strategy) -> dict[tuple[str, Configuration, Configuration], tuple[int, ...]]:
+    """Layers that differ, with those of other blocks that differ in the same way."""
+    found: dict[tuple[str, Configuration, Configuration], list[int]] = defaultdict(list)
+    ops = strategy.graph.ops
+    for layer in layers_of(strategy):
+        for i in layer.ops:
+            mine, its = strategy[ops[i].name], other[ops[i].name]
+            if mine != its:
+                found[pattern_of(layer.name), mine, its].append(i)
+    return {key: tuple(sorted(members)) for key, members in found.items()}
+
+
+def _title(strategy: Strategy, pattern: str, ops: tuple[int, ...]) -> str:
+    """The layer's name where it is only one."""
+    layers = {strategy.graph.ops[i].layer for i in ops}
+    return layers.pop() if len(layers) == 1 else pattern
+
+
+def _taken_back(other: Strategy, ops: tuple[int, ...]) -> dict[str, Configuration]:
+    names = [other.graph.ops[i].name for i in ops]
+    return {name: other[name] for name in names}
+
+
+def _differences(without: Simulation, ours: Simulation) -> tuple[int, int, int]:
+    gradients = without.moved["sync"] - ours.moved["sync"]
+    activations = without.bytes_moved - ours.bytes_moved - gradients
+    return gradients, activations, max(without.peak_memory) - max(ours.peak_memory)
