@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -19,7 +19,7 @@ from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..loading import Request
 from ..simulator import Training
-from ..strategy import Strategy
+from ..strategy import Strategy, arguments_in
 from ..topology import Topology
 from .common import Amp, Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
 
@@ -29,6 +29,9 @@ TopologyName = Annotated[
 ]
 StrategyName = Annotated[str, typer.Option("-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
+StrategyFile = Annotated[
+    str, typer.Argument(metavar="STRATEGY", help=f"A strategy file, or one of {', '.join(BASELINES)}.")
+]
 CostsName = Annotated[str, typer.Option("--costs", help="analytic: from a table; measured: of this machine's device.")]
 BucketBytes = Annotated[
     int | None,
@@ -44,6 +47,7 @@ class Case:
     graph: OperatorGraph
     topology: Topology
     training: Training
+    arguments: Mapping[str, Any]  # that it was read from: `read_case(**arguments)` is this case again
 
     @property
     def model(self) -> str:
@@ -80,7 +84,11 @@ def read_case(
     machines = topology_of(topology)
     training = Training(costs_of(costs, machines), optimizer, bucket_bytes)
     request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines, amp)
-    return Case(request, captured(request, fresh), machines, training)
+    arguments = {
+        "model": model, "topology": topology, "batch": request.batch, "dtype": dtype, "amp": amp, "sizes": sizes,
+        "optimizer": optimizer, "bucket_bytes": bucket_bytes, "chunk": chunk, "batch_norm": batch_norm, "costs": costs,
+    }  # fmt: skip
+    return Case(request, captured(request, fresh), machines, training, arguments)
 
 
 def topology_of(name: str) -> Topology:
@@ -114,14 +122,44 @@ def neighbours_of(topology: Topology) -> int:
 def takes_case(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter is a Case, as one with all the options that a case is read from."""
     asked = list(inspect.signature(read_case).parameters.values())
+    return _asking(command, asked, get_type_hints(read_case, include_extras=True), read_case)
+
+
+def takes_strategy(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameters are a Case and the name of a strategy. A file that a search wrote says what it
+    was made for; options say otherwise, or say it for a baseline."""
+    hints = get_type_hints(read_case, include_extras=True)
+    hints = {name: _optional(hint) for name, hint in hints.items() if name != "return"}
+    hints["model"] = Annotated[str | None, typer.Option("--model", help="Where the strategy's file does not say it.")]
+    asked = [p.replace(default=None) for p in inspect.signature(read_case).parameters.values()]
+
+    def read(strategy: str, **given: Any) -> Case:
+        options = {name: value for name, value in given.items() if value is not None}
+        made_for = {} if strategy in BASELINES else arguments_in(strategy)
+        known = made_for | options
+        if "model" not in known or "topology" not in known:
+            raise SoapstoneError(f"{strategy} does not say what it was made for; add --model MODEL and -t TOPOLOGY")
+        unknown = [name for name in known if name not in hints]
+        if unknown:
+            raise SoapstoneError(f"{strategy} was made for a {unknown[0]!r}, which this version does not know")
+        return read_case(**known)
+
+    return _asking(command, asked, hints, read, passes=("strategy",))
+
+
+def _asking(
+    command: Callable[..., None], asked: list[inspect.Parameter], hints: dict[str, Any], read: Callable[..., Case],
+    passes: tuple[str, ...] = (),
+) -> Callable[..., None]:  # fmt: skip
+    """The command with the options that its case is read from, and from those of its own that `read` is passed, too."""
     own = list(inspect.signature(command).parameters.values())[1:]
     # Typer reads the help from the hints, which are strings until they are asked for.
-    hints = {**get_type_hints(read_case, include_extras=True), **get_type_hints(command, include_extras=True)}
+    hints = {**hints, **get_type_hints(command, include_extras=True)}
 
     @wraps(command)
     def run(**given: Any) -> None:
         case = {parameter.name: given.pop(parameter.name) for parameter in asked}
-        command(read_case(**case), **given)
+        command(read(**case, **{name: given[name] for name in passes}), **given)
 
     required = inspect.Parameter.empty
     everything = sorted([*asked, *own], key=lambda parameter: parameter.default is not required)
@@ -130,3 +168,9 @@ def takes_case(command: Callable[..., None]) -> Callable[..., None]:
     )
     run.__annotations__ = {p.name: hints[p.name] for p in everything}
     return run
+
+
+def _optional(hint: Any) -> Any:
+    """The same option, which nobody has to give."""
+    kind, *about = get_args(hint)
+    return Annotated[kind | None, *about]

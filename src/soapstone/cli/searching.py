@@ -148,7 +148,7 @@ def search_command(
     with interrupts():
         found = METHODS[method](case, wanted, before.makespan)
         if output is not None:
-            found.strategy.save(output)
+            found.strategy.save(output, case.arguments)
         sim = _simulated(case, found.strategy)
     if as_json:
         speed = {"speed_up": before.makespan / sim.makespan, "search_seconds": found.seconds, **found.facts}

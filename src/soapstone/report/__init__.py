@@ -1,5 +1,32 @@
 """What a simulation says, for people and their tools."""
 
+from .breakdown import Breakdown, breakdown_of
+from .choices import Choice, Comparison, compared
+from .layers import Fold, Layer, folds_of, layers_of
+from .payload import Approach, Report, payload_of
 from .trace import save_events, save_trace
+from .words import lasting, placed, sentence, sooner, summary, titled, worth
 
-__all__ = ["save_events", "save_trace"]
+__all__ = [
+    "Approach",
+    "Breakdown",
+    "Choice",
+    "Comparison",
+    "Fold",
+    "Layer",
+    "Report",
+    "breakdown_of",
+    "compared",
+    "folds_of",
+    "lasting",
+    "layers_of",
+    "payload_of",
+    "placed",
+    "save_events",
+    "save_trace",
+    "sentence",
+    "sooner",
+    "summary",
+    "titled",
+    "worth",
+]

@@ -78,7 +78,7 @@ def summary(comparison: Comparison, other: str = "data parallelism") -> list[str
     return [
         _speed(comparison, other),
         _traffic(comparison),
-        _compute(comparison),
+        *_compute(comparison),
         f"It uses {_used(ours.strategy)} of {ours.topology.num_devices} devices; the fullest holds "
         f"{scaled(max(ours.peak_memory), 'B')} instead of {scaled(max(theirs.peak_memory), 'B')}.",
     ]
@@ -102,10 +102,13 @@ def _traffic(comparison: Comparison) -> str:
     )
 
 
-def _compute(comparison: Comparison) -> str:
-    ours, theirs = (sim.compute_time * 1e9 for sim in (comparison.ours, comparison.theirs))
-    less = ": larger parts, and fewer copies to update, cost less" if ours < 0.98 * theirs else ""
-    return f"All devices together compute for {lasting(ours)} instead of {lasting(theirs)}{less}."
+def _compute(comparison: Comparison) -> list[str]:
+    ours, theirs = (lasting(sim.compute_time * 1e9) for sim in (comparison.ours, comparison.theirs))
+    if ours == theirs:
+        return []
+    less = comparison.ours.compute_time < 0.98 * comparison.theirs.compute_time
+    why = ": larger parts, and fewer copies to update, cost less" if less else ""
+    return [f"All devices together compute for {ours} instead of {theirs}{why}."]
 
 
 def _used(strategy: Strategy) -> int:

@@ -1,6 +1,7 @@
 """How every op is split and where its parts run; the file."""
 
 from .configuration import Configuration
+from .file import arguments_in
 from .strategy import Strategy
 
-__all__ = ["Configuration", "Strategy"]
+__all__ = ["Configuration", "Strategy", "arguments_in"]

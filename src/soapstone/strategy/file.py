@@ -27,16 +27,21 @@ from ..topology import Topology
 from .configuration import Configuration
 
 KIND, FORMAT = "soapstone strategy", 2
+_PLAIN = (str, int, float, list)
 _KEYS = ("kind", "format", "made_for", "default", "ops")
 
 
 def write(
-    path: str | Path, graph: OperatorGraph, topology: Topology, configurations: Mapping[str, Configuration]
+    path: str | Path,
+    graph: OperatorGraph,
+    topology: Topology,
+    configurations: Mapping[str, Configuration],
+    arguments: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the strategy; the commonest configuration is the default where it is more than one op's."""
     (common, count), *_ = Counter(configurations.values()).most_common(1)
     shared = {name for name, c in configurations.items() if c == common == common.fitted(graph.op(name)) and count > 1}
-    head: dict[str, Any] = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology)}
+    head: dict[str, Any] = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology, arguments)}
     if shared:
         head["default"] = _row(common)
     rows = {name: _row(c) for name, c in configurations.items() if name not in shared}
@@ -53,13 +58,7 @@ def read(
     path: str | Path, graph: OperatorGraph, topology: Topology
 ) -> tuple[dict[str, Configuration], tuple[str, ...]]:
     """A configuration for every op, and what differs from what the file was made for. Raises StrategyError."""
-    data = read_json(path)
-    if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise StrategyError(f"{path} is not a strategy file; write one with strategy.save(path)")
-    if data.get("format") != FORMAT:
-        raise StrategyError(f"{path} has strategy format {shortened(data.get('format'))}, this version reads {FORMAT}")
-    if unknown := [key for key in data if key not in _KEYS]:
-        raise StrategyError(f"{path} has an unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    data = _content(path)
     if not isinstance(rows := data.get("ops", {}), dict):
         raise StrategyError(f"{path}: 'ops' must be an object with a configuration for each op or pattern")
     named = {name: _configuration(path, f"op {name!r}", row) for name, row in rows.items()}
@@ -73,6 +72,27 @@ def read(
         why = f" ({'; '.join(notes)})" if notes else ""
         raise StrategyError(f"{path} does not apply: {error}{why}") from None
     return found, tuple(f"{path}: {note}; it still applies" for note in notes)
+
+
+def arguments_in(path: str | Path) -> dict[str, Any]:
+    """What the command was asked for that wrote this file; nothing where none did. Raises StrategyError."""
+    data = _content(path)
+    made_for = data.get("made_for")
+    arguments = made_for.get("arguments", {}) if isinstance(made_for, dict) else {}
+    if not isinstance(arguments, dict) or not all(isinstance(value, _PLAIN) for value in arguments.values()):
+        raise StrategyError(f"{path}: 'arguments' must be an object of names and plain values, as a search writes it")
+    return arguments
+
+
+def _content(path: str | Path) -> dict[str, Any]:
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise StrategyError(f"{path} is not a strategy file; write one with strategy.save(path)")
+    if data.get("format") != FORMAT:
+        raise StrategyError(f"{path} has strategy format {shortened(data.get('format'))}, this version reads {FORMAT}")
+    if unknown := [key for key in data if key not in _KEYS]:
+        raise StrategyError(f"{path} has an unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    return data
 
 
 def _assign(
@@ -98,9 +118,11 @@ def _assign(
     return found
 
 
-def _made_for(graph: OperatorGraph, topology: Topology) -> dict[str, Any]:
+def _made_for(graph: OperatorGraph, topology: Topology, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
     kinds = Counter(device.kind for device in topology.devices)
-    return {"graph": graph.fingerprint, "ops": len(graph.ops), "devices": dict(kinds)}
+    found: dict[str, Any] = {"graph": graph.fingerprint, "ops": len(graph.ops), "devices": dict(kinds)}
+    given = {name: value for name, value in (arguments or {}).items() if value not in (None, "")}
+    return {**found, "arguments": given} if given else found
 
 
 def _differences(made_for: Any, graph: OperatorGraph, topology: Topology) -> list[str]:

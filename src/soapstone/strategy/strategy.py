@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..errors import StrategyError
 from ..graph import OperatorGraph
@@ -77,9 +78,10 @@ class Strategy(Mapping[str, Configuration]):
                 f"the strategy is for {self.topology.num_devices} devices, the topology has {topology.num_devices}"
             )
 
-    def save(self, path: str | Path) -> None:
-        """Write the strategy as JSON that a person can read and change."""
-        write(path, self.graph, self.topology, self)
+    def save(self, path: str | Path, arguments: Mapping[str, Any] | None = None) -> None:
+        """Write the strategy as JSON that a person can read and change. `arguments` are what a command was asked for;
+        others then know what it was made for."""
+        write(path, self.graph, self.topology, self, arguments)
 
     @classmethod
     def load(cls, path: str | Path, graph: OperatorGraph, topology: Topology) -> Strategy:

@@ -1,0 +1,140 @@
+"""`soapstone explain` and `diff`: what a strategy does, why it wins, and what sets two of them apart."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ..baselines import BASELINES
+from ..graph import scaled
+from ..report import Comparison, compared, layers_of, placed, sooner, summary, worth
+from ..report.layers import Layer, folds_of
+from ..report.words import titled
+from ..simulator import Simulation, simulate
+from .arguments import Case, StrategyFile, takes_strategy
+from .common import AsJson, print_all, print_json
+from .live import measuring
+
+MOST_ROWS = 40
+_COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_cyan", "bright_yellow")
+
+Other = Annotated[str, typer.Argument(metavar="OTHER", help=f"{', '.join(BASELINES)}, or a strategy file.")]
+Against = Annotated[str, typer.Option(help=f"What to hold it against: {', '.join(BASELINES)}, or a strategy file.")]
+
+
+@takes_strategy
+def explain(case: Case, strategy: StrategyFile, against: Against = "data", as_json: AsJson = False) -> None:
+    """Say in words what a strategy does and why it wins, layer by layer. Each number comes from a simulation in which
+    just that choice is taken back."""
+    comparison = compare_with(case, strategy, against)
+    if as_json:
+        print_json(described(comparison, against))
+        return
+    print_all(
+        _drawn(comparison.ours), "", *map(escape, summary(comparison, _called(against))), "", *_choices(comparison)
+    )
+
+
+@takes_strategy
+def diff(case: Case, strategy: StrategyFile, other: Other, as_json: AsJson = False) -> None:
+    """Say what differs between two strategies, by layer, and what each difference is worth: time, bytes, memory."""
+    comparison = compare_with(case, strategy, other)
+    if as_json:
+        print_json(described(comparison, other))
+        return
+    if not comparison.choices:
+        print_all(f"{escape(strategy)} and {escape(other)} are the same strategy.")
+        return
+    table = Table("layer", "ours", "the other's", "ours ends", "gradient sums", "activations", "memory", box=None)
+    for column in table.columns[3:]:
+        column.justify = "right"
+    graph, topology = case.graph, case.topology
+    for choice in comparison.choices:
+        op = graph.ops[choice.ops[0]]
+        both = (placed(configuration, op, topology) for configuration in (choice.ours, choice.theirs))
+        more = (_signed(-size) for size in (choice.gradients, choice.activations, choice.memory))
+        table.add_row(f"[bold]{escape(titled(choice))}", *both, sooner(choice.time), *more)
+    rest = f"\n{comparison.others} more differ, by less." if comparison.others else ""
+    print_all(table, rest, *map(escape, summary(comparison, _called(other))))
+
+
+def compare_with(case: Case, strategy: StrategyFile, other: str) -> Comparison:
+    """Play both, with a bar."""
+    ours = simulate(case.graph, case.topology, case.strategy(strategy), training=case.training)
+    with measuring("Taking choices back one by one") as show:
+        return compared(ours, case.strategy(other), progress=show)
+
+
+def described(comparison: Comparison, other: str) -> dict[str, Any]:
+    """A comparison for machines."""
+    ops = comparison.ours.graph.ops
+    choices = [
+        {
+            "layer": choice.title,
+            "ops": [ops[i].name for i in choice.ops],
+            "ours": {"degrees": dict(choice.ours.degrees), "devices": list(choice.ours.devices)},
+            "theirs": {"degrees": dict(choice.theirs.degrees), "devices": list(choice.theirs.devices)},
+            "seconds": choice.time * 1e-9,
+            "gradient_bytes": choice.gradients,
+            "activation_bytes": choice.activations,
+            "memory": choice.memory,
+        }
+        for choice in comparison.choices
+    ]
+    makespans = {"makespan": comparison.ours.makespan, "other_makespan": comparison.theirs.makespan}
+    return {
+        **makespans,
+        "summary": summary(comparison, _called(other)),
+        "choices": choices,
+        "others": comparison.others,
+    }
+
+
+def _called(strategy: str) -> str:
+    return {"data": "data parallelism", "model": "model parallelism", "expert": "the expert strategy"}.get(
+        strategy, strategy
+    )
+
+
+def _signed(size: int) -> str:
+    return "-" if size == 0 else f"{'+' if size > 0 else '-'}{scaled(abs(size), 'B')}"
+
+
+def _choices(comparison: Comparison) -> list[Table | str]:
+    if not comparison.choices:
+        return []
+    op_of, topology = comparison.ours.graph.ops, comparison.ours.topology
+    lines = [
+        f"[bold]{escape(titled(choice))}[/]: {placed(choice.ours, op_of[choice.ops[0]], topology)}; "
+        f"{worth(choice, comparison)}"
+        for choice in comparison.choices
+    ]
+    rest = [f"{comparison.others} more choices are worth less."] if comparison.others else []
+    return ["Each choice, taken back alone:", *(f"  {line}" for line in lines), *rest]
+
+
+def _drawn(sim: Simulation) -> Table:
+    """Layers top to bottom, each cut into its parts, a colour and a number for each device; repeated blocks once."""
+    layers = layers_of(sim.strategy)
+    folds = folds_of(sim.graph, layers)
+    hidden = {i for fold in folds for member in fold.members[1:] for i in member}
+    times = {i: len(fold.members) for fold in folds for i in fold.members[0]}
+    table = Table("layer", "", "parts by device", box=None)
+    shown = [i for i in range(len(layers)) if i not in hidden]
+    for i in shown[:MOST_ROWS]:
+        count = times.get(i, 1) * len(layers[i].ops)
+        table.add_row(escape(layers[i].name), f"x{count}" if count > 1 else "", _blocks(layers[i]))
+    if len(shown) > MOST_ROWS:
+        table.add_row(f"... and {len(shown) - MOST_ROWS} more", "", "")
+    return table
+
+
+def _blocks(layer: Layer) -> str:
+    """`sample 2 x channel 2  0 1 2 3`"""
+    degrees = " x ".join(f"{name} {degree}" for name, degree in layer.configuration.degrees.items()) or "whole"
+    devices = layer.configuration.devices
+    cells = [f"[black on {_COLOURS[d % len(_COLOURS)]}] {d} [/]" for d in devices[:16]]
+    return f"{''.join(cells)}{' ...' if len(devices) > 16 else ''}  {degrees}"
