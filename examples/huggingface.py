@@ -16,8 +16,10 @@ BATCH, LENGTH, VOCAB, STEPS = 8, 32, 5000, 3
 def workload() -> ss.Workload:
     """Random weights: nothing is downloaded. The model computes its own loss from `labels`, so none is given here."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "n_positions": LENGTH, "n_embd": 256, "n_layer": 2, "n_head": 4}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=1))
+    config = GPT2Config(
+        vocab_size=VOCAB, n_positions=LENGTH, n_embd=256, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1
+    )
+    model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
     tokens = torch.randint(0, VOCAB, (BATCH, LENGTH))
     return ss.Workload(model, (), kwargs={"input_ids": tokens, "labels": tokens})
 

@@ -4,7 +4,7 @@ python examples/mixed_cluster.py [MODEL] [TOPOLOGY] [PROPOSALS]
 """
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import soapstone as ss
 
@@ -12,7 +12,7 @@ import soapstone as ss
 def describe(name: str, simulation: ss.Simulation) -> None:
     """The time of an iteration, and how busy each kind of device is."""
     devices = simulation.topology.devices
-    busy: Counter[str] = Counter()
+    busy: dict[str, float] = defaultdict(float)
     for device in devices:
         busy[device.kind] += simulation.busy[device.name]
     counts = Counter(device.kind for device in devices)
