@@ -85,8 +85,9 @@ def read_case(
     training = Training(costs_of(costs, machines), optimizer, bucket_bytes)
     request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines, amp)
     arguments = {
-        "model": model, "topology": topology, "batch": request.batch, "dtype": dtype, "amp": amp, "sizes": sizes,
-        "optimizer": optimizer, "bucket_bytes": bucket_bytes, "chunk": chunk, "batch_norm": batch_norm, "costs": costs,
+        "model": model, "topology": topology, "batch": batch, "batch_per_device": batch_per_device, "dtype": dtype,
+        "amp": amp, "sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "optimizer": optimizer,
+        "bucket_bytes": bucket_bytes, "costs": costs,
     }  # fmt: skip
     return Case(request, captured(request, fresh), machines, training, arguments)
 
@@ -136,6 +137,8 @@ def takes_strategy(command: Callable[..., None]) -> Callable[..., None]:
     def read(strategy: str, **given: Any) -> Case:
         options = {name: value for name, value in given.items() if value is not None}
         made_for = {} if strategy in BASELINES else arguments_in(strategy)
+        if "batch" in options or "batch_per_device" in options:
+            made_for = {name: value for name, value in made_for.items() if name not in ("batch", "batch_per_device")}
         known = made_for | options
         if "model" not in known or "topology" not in known:
             raise SoapstoneError(f"{strategy} does not say what it was made for; add --model MODEL and -t TOPOLOGY")
