@@ -1,0 +1,67 @@
+"""A report as one HTML file that needs nothing else: the assets and the payload are written into it.
+
+The page reads the payload as JSON from a script element of its own. Every `<`, `>` and `&` of the JSON is escaped, so
+no name can end that element; the page's code shows names as text only, and its policy forbids it to load anything.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ..files import write_atomically
+
+STYLES = ("vendor/uPlot.min.css", "style.css", "sections.css")
+LIBRARIES = ("vendor/uPlot.iife.min.js", "vendor/dagre.min.js")
+# Our own files share one scope, in this order: what a file uses when it is loaded stands above it.
+SCRIPTS = (
+    "dom.js",
+    "units.js",
+    "palette.js",
+    "columns.js",
+    "header.js",
+    "words.js",
+    "boxes.js",
+    "layout.js",
+    "cells.js",
+    "details.js",
+    "strategy.js",
+    "lanes.js",
+    "task.js",
+    "paint.js",
+    "minimap.js",
+    "gestures.js",
+    "timeline.js",
+    "bars.js",
+    "curve.js",
+    "tables.js",
+    "cluster.js",
+    "main.js",
+)
+_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def render(payload: dict[str, Any]) -> str:
+    """Return the page that shows a payload. Raises ValueError where the payload holds what JSON cannot."""
+    data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+    page = _asset("index.html")
+    page = page.replace("{{title}}", html.escape(str(payload.get("title", "report"))), 1)
+    page = page.replace("/*{{style}}*/", "\n".join(map(_asset, STYLES)), 1)
+    page = page.replace("/*{{libraries}}*/", "\n".join(map(_asset, LIBRARIES)), 1)
+    page = page.replace("/*{{script}}*/", "\n".join(map(_asset, SCRIPTS)), 1)
+    before, _, after = page.partition("{{payload}}")
+    return f"{before}{data}{after}"
+
+
+def write_page(payload: dict[str, Any], path: str | Path) -> None:
+    """Write the page, whole or not at all. Raises SoapstoneError where the folder cannot be written."""
+    write_atomically(path, render(payload))
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
