@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ..errors import SoapstoneError
-from . import cluster, explaining, plotting, predict, profile, searching, show, training
+from . import cluster, explaining, plotting, predict, profile, reporting, searching, show, training
 
 __all__ = ["main", "run"]
 
@@ -27,6 +27,7 @@ app.command("search")(searching.search_command)
 app.command("compare")(searching.compare)
 app.command("explain")(explaining.explain)
 app.command("diff")(explaining.diff)
+app.command("report")(reporting.report)
 app.add_typer(plotting.app, name="plot")
 app.command("profile")(profile.profile)
 app.command("plan")(training.plan_command)

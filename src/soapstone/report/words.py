@@ -14,12 +14,12 @@ _PLURALS = {
 _NEGLIGIBLE = 0.001  # of what is moved
 
 
-def sentence(choice: Choice, comparison: Comparison) -> str:
+def sentence(choice: Choice, comparison: Comparison, *, with_title: bool = True) -> str:
     """What a choice is and what it is worth: "head: channels split over 4 devices; saves 131 MB of gradient sums, costs
     8 MB of activations: 61 ms sooner"."""
     op = comparison.ours.graph.ops[choice.ops[0]]
-    how = placed(choice.ours, op, comparison.ours.topology)
-    return f"{titled(choice)}: {how}; {worth(choice, comparison)}"
+    said = f"{placed(choice.ours, op, comparison.ours.topology)}; {worth(choice, comparison)}"
+    return f"{titled(choice)}: {said}" if with_title else said
 
 
 def worth(choice: Choice, comparison: Comparison) -> str:
