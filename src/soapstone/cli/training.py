@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ..errors import RankError, SoapstoneError
+from ..errors import RankError, SoapstoneError, meant
 from ..files import check_writable
 from ..graph import scaled
 from ..loading import load_workload
@@ -108,7 +108,8 @@ class Run:
             "adamw": lambda p: torch.optim.AdamW(p, lr=self.lr),
         }
         if self.optimizer not in makers:
-            raise SoapstoneError(f"optimizer {self.optimizer!r} is not known; use {', '.join(makers)}")
+            remedy = meant(self.optimizer, makers, f"use {', '.join(makers)}")
+            raise SoapstoneError(f"optimizer {self.optimizer!r} is not known; {remedy}")
         return makers[self.optimizer](parameters)
 
 

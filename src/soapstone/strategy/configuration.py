@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..errors import StrategyError
+from ..errors import StrategyError, meant
 from ..files import shortened
 from ..graph import Op
 
@@ -60,7 +60,8 @@ class Configuration:
             dim = op.dim(name)
             if dim is None:
                 known = ", ".join(d.name for d in op.dims) or "none"
-                raise StrategyError(f"{where} splits {name!r}, which it does not have; its dims are: {known}")
+                remedy = meant(name, [d.name for d in op.dims], f"its dims are: {known}")
+                raise StrategyError(f"{where} splits {name!r}, which it does not have; {remedy}")
             if not dim.splittable:
                 raise StrategyError(f"{where} splits {name!r}, which is needed whole; give it degree 1")
             if degree > dim.size:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from ..errors import StrategyError
+from ..errors import StrategyError, meant
 from ..graph import OperatorGraph
 from ..topology import Topology
 from .configuration import Configuration
@@ -25,7 +25,8 @@ class Strategy(Mapping[str, Configuration]):
             if not isinstance(configuration, Configuration):
                 raise StrategyError(f"op {name!r} needs a Configuration, not {type(configuration).__name__}")
             if name not in graph:
-                raise StrategyError(f"the graph has no op {name!r}; its ops are {', '.join(names[:8])}, ...")
+                remedy = meant(name, names, f"its ops are {', '.join(names[:8])}, ...")
+                raise StrategyError(f"the graph has no op {name!r}; {remedy}")
         if missing := [name for name in names if name not in configurations]:
             raise StrategyError(f"the strategy has no configuration for {', '.join(missing[:8])}; give every op one")
         for op in graph.ops:
@@ -36,7 +37,8 @@ class Strategy(Mapping[str, Configuration]):
 
     def __getitem__(self, name: str) -> Configuration:
         if name not in self._configurations:
-            raise StrategyError(f"the strategy has no op {name!r}")
+            remedy = meant(name, self._configurations, f"it has {', '.join(list(self._configurations)[:8])}, ...")
+            raise StrategyError(f"the strategy has no op {name!r}; {remedy}")
         return self._configurations[name]
 
     def __iter__(self) -> Iterator[str]:
