@@ -42,5 +42,5 @@ class RankError(SoapstoneError):
 def meant(name: object, known: Iterable[str], otherwise: str) -> str:
     """What to do about a name that is not known: "did you mean lenet?" where one is near, else what is given."""
     names = {known_name.lower(): known_name for known_name in known}
-    close = get_close_matches(str(name).lower(), names, 1)
+    close = get_close_matches(str(name).lower(), names, 1, cutoff=0.7)
     return f"did you mean {names[close[0]]}?" if close else otherwise

@@ -45,6 +45,10 @@ class Configuration:
     def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...]]]:
         return Configuration, (dict(self.degrees), self.devices)
 
+    def __str__(self) -> str:
+        split = " ".join(f"{name}={degree}" for name, degree in self.degrees.items())
+        return f"{split or 'whole'} on {written(self.devices)}"
+
     @property
     def num_parts(self) -> int:
         return prod(self.degrees.values())
@@ -82,3 +86,12 @@ class Configuration:
         numbers = np.arange(self.num_parts).reshape([self.degrees[name] for name in given])
         left = numbers[tuple(slice(kept[name]) for name in given)].reshape(-1)
         return Configuration(kept, tuple(self.devices[i] for i in left))
+
+
+def written(devices: tuple[int, ...]) -> str | list[int]:
+    """A range where the devices are one."""
+    first, last = devices[0], devices[-1]
+    step = devices[1] - first if len(devices) > 1 else 1
+    if step < 1 or list(devices) != list(range(first, last + 1, step)):
+        return list(devices)
+    return f"{first}" if len(devices) == 1 else f"{first}-{last}" if step == 1 else f"{first}-{last}:{step}"
