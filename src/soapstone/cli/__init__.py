@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
+from typing import Any
 
 import typer
 
-from ..errors import SoapstoneError
+from ..errors import SoapstoneError, meant
 from . import cluster, explaining, plotting, predict, profile, reporting, searching, show, training
 
 __all__ = ["main", "run"]
@@ -59,7 +61,7 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # no complaint of the parser's
             raise
-        status = _complain(f"{error.format_message()} Try --help.")
+        status = _complain(_reworded(error))
     sys.exit(status)
 
 
@@ -74,6 +76,17 @@ def run() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(int(stopped.code or 0))
+
+
+def _reworded(error: Any) -> str:
+    """A complaint of the parser's, with the name that was probably meant."""
+    sentence: str = error.format_message()
+    remedy = "try --help"
+    if possible := getattr(error, "possibilities", None):
+        sentence, remedy = error.message, meant(error.option_name, possible, remedy)
+    elif wrong := re.match(r"No such command '([^']*)'", sentence):
+        sentence, remedy = wrong[0], meant(wrong[1], [str(command.name) for command in app.registered_commands], remedy)
+    return f"{sentence.rstrip('.')}; {remedy}"
 
 
 def _complain(sentence: str) -> int:

@@ -15,7 +15,7 @@ import typer
 
 from ..baselines import BASELINES
 from ..costs import AnalyticCosts, Costs
-from ..errors import SoapstoneError
+from ..errors import SoapstoneError, meant
 from ..graph import OperatorGraph
 from ..loading import Request
 from ..simulator import Training
@@ -62,7 +62,8 @@ class Case:
         if name in BASELINES:
             return BASELINES[name](self.graph, self.topology)
         if not Path(name).exists():
-            raise SoapstoneError(f"there is no strategy {name!r}; use {', '.join(BASELINES)}, or a strategy file")
+            remedy = meant(name, BASELINES, f"use {', '.join(BASELINES)}, or a strategy file")
+            raise SoapstoneError(f"there is no strategy {name!r}; {remedy}")
         return Strategy.load(name, self.graph, self.topology)
 
 
@@ -104,7 +105,8 @@ def costs_of(name: str, topology: Topology) -> Costs:
     if name == "analytic":
         return AnalyticCosts()
     if name != "measured":
-        raise SoapstoneError(f"there are no costs {name!r}; use analytic or measured")
+        remedy = meant(name, ("analytic", "measured"), "use analytic or measured")
+        raise SoapstoneError(f"there are no costs {name!r}; {remedy}")
     from ..costs.measured import MeasuredCosts  # loads torch
 
     on_cpu = topology.devices[0].kind.startswith("cpu")

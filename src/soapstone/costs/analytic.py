@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import SoapstoneError
+from ..errors import SoapstoneError, meant
 from ..graph import ITEM_SIZES, Op, OperatorGraph, Step, Value
 from ..rules import RULES, Family, facts_of
 from .protocol import Costs, OpTimes
@@ -64,7 +64,8 @@ class AnalyticCosts(Costs):
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
         known = _table()["updates"]
         if optimizer not in known:
-            raise SoapstoneError(f"no costs for optimizer {optimizer!r}; there are {', '.join(known)}")
+            remedy = meant(optimizer, known, f"there are {', '.join(known)}")
+            raise SoapstoneError(f"no costs for optimizer {optimizer!r}; {remedy}")
         device = _device(device_kind)
         return int(device["launch"]), known[optimizer] / (0.8 * float(device["bandwidth"])) * 1e9
 
