@@ -1,7 +1,7 @@
 // Stacked bars, a row for each device: where the time goes and what fills the memory.
 
-const TIME_PARTS = [["compute", "#4477AA", "", "computing"], ["communication", "#AA3377", "hatched", "communication that nothing hides"],
-  ["waiting", "#CCBB44", "dotted", "waiting for others"], ["idle", "transparent", "hollow", "nothing left to do"]];
+const TIME_PARTS = [["compute", "#2f7389", "", "computing"], ["communication", "#a3304f", "hatched", "communication that nothing hides"],
+  ["waiting", "#dcc978", "dotted", "waiting for others"], ["idle", "transparent", "hollow", "nothing left to do"]];
 const MEMORY_PARTS = [["parameters", "#4477AA", "", "parameters"], ["gradients", "#EE7733", "hatched", "gradients"],
   ["states", "#AA3377", "", "optimizer states"], ["saved", "#228833", "dotted", "kept for backward"], ["made", "#CCBB44", "", "made on the way"],
   ["buckets", "#66CCEE", "hatched", "gradient buckets"], ["transient", "#999999", "dotted", "for a moment"]];
@@ -53,7 +53,7 @@ function showMemory(report) {
   if (!report.memory) return;
   const parts = MEMORY_PARTS.filter(([key]) => report.memory[key]?.some((value) => value > 0));
   const keys = [...parts.map(([key]) => key), "peak"], rows = foldDevices(report, keys, report.memory);
-  const whole = Math.max(...report.devices.map((device) => device.memory ?? 0), ...(report.memory.peak ?? [0]), 1);
+  const whole = Math.max(...report.devices.map((device) => device.memory ?? 0), ...(report.memory.bound ?? [0]), ...(report.memory.peak ?? [0]), 1);
   const bars = rows.map((row) => {
     const memory = report.devices[row.devices[0]].memory, peak = row.values.at(-1);
     const text = `${bytesText(peak)}${memory ? ` of ${bytesText(memory)}` : ""}`;
@@ -64,5 +64,5 @@ function showMemory(report) {
     return bar;
   });
   section("memory", "What fills the memory", "Memory", legend(parts.map(([, colour, style, label]) => [colour, label, style])),
-    el("div", { class: "bars wide-values" }, ...bars), el("p", { class: "hint", text: "A bar’s track is the device’s memory; the line marks the peak." }));
+    el("div", { class: "bars wide-values" }, ...bars), el("p", { class: "hint", text: "The track is the device’s memory. The pieces add up to what no order of the tasks can pass; the line marks the peak of this one." }));
 }

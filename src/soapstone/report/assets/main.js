@@ -22,6 +22,7 @@ async function showReport() {
   }
   markSections();
   await timeline;
+  performance.mark("ready");
   document.documentElement.dataset.ready = "true";
 }
 

@@ -30,7 +30,7 @@ class Minimap {
     context.fillStyle = state.colours.stripe;
     context.fillRect(view.left, 0, width, height);
     const rows = model.rows.filter((row) => row.kind === "device"), across = Math.max(1, Math.floor(width - view.left)), step = model.total / across;
-    context.fillStyle = state.colours.tasks[0][LEVELS];
+    context.fillStyle = TASK_COLOURS.forward;
     for (let x = 0; x < across; x += 1) {
       let busy = 0;
       for (const row of rows) busy += busyWithin(row, x * step, (x + 1) * step);

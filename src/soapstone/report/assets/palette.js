@@ -3,8 +3,9 @@
 const BRIGHT = ["#4477AA", "#EE7733", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#999999", "#775533"];
 const HUES = [[211, 43], [24, 85], [134, 60], [50, 57], [194, 75], [325, 54], [265, 40], [30, 35]];
 
-const TASK_COLOURS = { forward: "#4477AA", backward: "#EE7733", combine: "#CCBB44", transfer: "#228833", sync: "#AA3377", update: "#8a8a8a" };
-const REAL_COLOURS = { compute: "#4477AA", wait: "#c9c9c9", message: "#228833", sync: "#AA3377" };
+// What a device does is cool, what moves between devices warm; dark and light take turns, so that grey tells them apart too.
+const TASK_COLOURS = { forward: "#2f7389", backward: "#8fc1d1", combine: "#dcc978", transfer: "#e38b35", sync: "#a3304f", update: "#8c8c8c" };
+const REAL_COLOURS = { compute: "#2f7389", wait: "#c4c4c4", message: "#e38b35", sync: "#a3304f" };
 
 let deviceColours = [];
 

@@ -6,7 +6,7 @@ const HEADER = 28, INSET = 10;
 function showStrategy(report) {
   const drawing = new Drawing(report);
   const hint = "Each box is a layer, cut into its parts: rows are samples, columns are everything else. The number in a part is its device.";
-  const keys = el("p", { class: "hint keys", id: "drawing-keys", text: "Arrow keys move from box to box, Enter opens a group or keeps a layer lit, + and − zoom." });
+  const keys = el("p", { class: "hint keys", id: "drawing-keys", text: "Arrow keys move from box to box, Page up and down go through all of them, Enter opens a group or keeps a layer lit, + and − zoom." });
   section("strategy", "The strategy", "Strategy", el("p", { class: "hint", text: hint }), deviceLegend(report, drawing),
     drawing.toolbar(), el("div", { class: "drawing-row" }, drawing.frame, drawing.panel), keys);
   drawing.draw();
@@ -42,7 +42,7 @@ class Drawing {
     this.lit = new Set();
     this.inner = new Map();
     this.frame = el("div", { class: "drawing", "aria-label": "Drawing of the strategy", role: "group", "aria-describedby": "drawing-keys" });
-    this.panel = el("aside", { class: "panel", "aria-label": "Details of a layer", "aria-live": "polite" },
+    this.panel = el("aside", { class: "panel", "aria-label": "Details of a layer" },
       el("p", { class: "faint", text: "Point at a layer, or move there with the keyboard." }));
     this.listenToFrame();
   }
@@ -169,7 +169,10 @@ class Drawing {
   keep(shape, entry) {
     entry.shape = shape;
     this.nodes.push(entry);
-    shape.addEventListener("mouseenter", () => this.show(entry));
+    shape.addEventListener("mousemove", (event) => {
+      const still = event.movementX === 0 && event.movementY === 0; // the drawing moved, not the mouse
+      if (!still && this.shown !== entry) this.show(entry);
+    });
     shape.addEventListener("focus", () => this.show(entry));
     shape.addEventListener("click", () => {
       this.focus(entry);
@@ -178,6 +181,7 @@ class Drawing {
   }
 
   show(entry) {
+    this.shown = entry;
     this.panel.replaceChildren(...entry.details().filter(Boolean));
   }
 
@@ -193,6 +197,7 @@ class Drawing {
     const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (way && entry) this.focus(nearest(this.nodes, entry, way));
     else if ((event.key === "Enter" || event.key === " ") && entry) entry.act();
+    else if (event.key === "PageDown" || event.key === "PageUp") this.focus(this.beside(entry, event.key === "PageDown" ? 1 : -1));
     else if (event.key === "Home") this.focus(this.nodes[0]);
     else if (event.key === "End") this.focus(this.nodes.at(-1));
     else if (event.key === "+" || event.key === "=") this.zoom(1.25);
@@ -202,8 +207,15 @@ class Drawing {
     event.preventDefault();
   }
 
+  /** The next or previous box in the order of the layers. */
+  beside(entry, by) {
+    return this.nodes[clamp(this.nodes.indexOf(entry) + by, 0, this.nodes.length - 1)];
+  }
+
+  /** As large as the width allows; a little smaller where that shows all of it. */
   fit() {
-    this.scale = clamp((this.frame.clientWidth - 24) / this.size[0], 0.5, 1);
+    const wide = (this.frame.clientWidth - 26) / this.size[0], high = (innerHeight * 0.78 - 26) / this.size[1];
+    this.scale = clamp(Math.min(wide, Math.max(high, 0.8)), 0.5, 1);
     this.resize();
   }
 

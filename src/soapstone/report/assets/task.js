@@ -34,7 +34,7 @@ function taskFacts(model, task) {
   if (part) facts.push(["part", part]);
   facts.push(["on", lanes.length > 3 ? `${lanes.slice(0, 3).join(", ")} and ${lanes.length - 3} more` : lanes.join(", ") || "nothing"]);
   if (tasks.bytes[task] > 0) facts.push(["bytes", bytesText(tasks.bytes[task])]);
-  facts.push(["from", timeText(start)], ["to", timeText(end)], ["takes", timeText(end - start)], ["waited", waited ? `${timeText(waited)} for its turn` : "not at all"]);
+  facts.push(["from", momentText(start)], ["to", momentText(end)], ["takes", timeText(end - start)], ["waited", waited ? `${timeText(waited)} for its turn` : "not at all"]);
   if (model.onPath[task] >= 0) facts.push(["critical path", `${model.onPath[task] + 1} of ${model.critical.length}`]);
   return facts;
 }
@@ -43,7 +43,7 @@ function taskFacts(model, task) {
 function spanFacts(model, span) {
   const { spans } = model, facts = [["measured", model.realKinds[spans.kind[span]]]];
   if (spans.bytes[span] > 0) facts.push(["bytes", bytesText(spans.bytes[span])]);
-  facts.push(["from", timeText(spans.start[span])], ["to", timeText(spans.start[span] + spans.duration[span])], ["took", timeText(spans.duration[span])]);
+  facts.push(["from", momentText(spans.start[span])], ["to", momentText(spans.start[span] + spans.duration[span])], ["took", timeText(spans.duration[span])]);
   return facts;
 }
 
@@ -75,7 +75,7 @@ function holdPanel(model, row, at, pinned, go) {
   const task = row.id[at], before = waitsFor(model, task), op = model.report.ops[model.tasks.op[task]];
   if (before.length) {
     const shown = before.slice(0, 8).map((other, i) => el("li", {}, el("button", { type: "button", class: "link-like", text: taskName(model, other), onclick: () => go(other) }),
-      el("span", { class: "faint", text: ` until ${timeText(model.tasks.end[other])}${i === 0 ? ", the last" : ""}` })));
+      el("span", { class: "faint", text: ` until ${momentText(model.tasks.end[other])}${i === 0 ? ", the last" : ""}` })));
     if (before.length > 8) shown.push(el("li", { class: "faint", text: `and ${before.length - 8} more` }));
     nodes.push(el("p", { class: "panel-sub", text: "It waited for" }), el("ul", { class: "before" }, ...shown));
   } else nodes.push(el("p", { class: "panel-sub", text: "It waits for nothing." }));

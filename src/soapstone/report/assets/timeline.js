@@ -22,8 +22,9 @@ class Timeline {
   constructor(model) {
     this.model = model;
     this.state = { hover: null, chosen: null, pinned: false, showPath: true, showIdle: false, closed: new Set(), select: null, colours: paintColours(model) };
-    this.view = { from: 0, to: model.total, left: 112, width: 800, height: 400, scroll: 0, lines: [] };
+    this.view = { from: 0, to: model.total, left: 112, width: 800, height: 400, scroll: 0, lines: [], end: model.report.timeline.makespan, total: model.total };
     this.canvas = el("canvas", { tabindex: "0", role: "application", "aria-roledescription": "timeline", "aria-label": this.label(), "aria-describedby": "timeline-keys" });
+    this.context = this.canvas.getContext("2d", { alpha: false, willReadFrequently: true });
     this.sheet = el("div", { class: "sheet" }, this.canvas);
     this.frame = el("div", { class: "lanes" }, this.sheet);
     this.panel = el("div", { class: "panel flat" }, el("p", { class: "faint", text: "Point at a task; click to keep it here." }));
@@ -42,7 +43,8 @@ class Timeline {
       "Left and right go from task to task, up and down from lane to lane, Enter pins, c follows the critical path (C backwards), f zooms to the task.";
     const kinds = el("ul", { class: "legend" }, ...this.model.kinds.map((kind) => el("li", {},
       el("span", { class: "swatch", style: `--c:${TASK_COLOURS[kind] ?? "#888888"}`, "aria-hidden": "true" }), `${GLYPHS[kind] ?? ""} ${kind}`)),
-      el("li", {}, el("span", { class: "swatch path", "aria-hidden": "true" }), "critical path"));
+      el("li", {}, el("span", { class: "swatch path", "aria-hidden": "true" }), "critical path"),
+      this.model.realRows ? el("li", { text: "thin lanes: measured; red line: where the prediction ends" }) : null);
     return [kinds, this.toolbar(), this.minimap.canvas, this.frame, this.panel, this.live, el("p", { class: "hint keys", id: "timeline-keys", text: keys })];
   }
 
@@ -57,8 +59,8 @@ class Timeline {
       });
       return node;
     };
-    const idle = model.rows.filter((row) => row.kind === "link" && !row.length).length;
-    this.groupButtons = GROUPS.filter(([kind]) => model.rows.some((row) => row.kind === kind)).map(([kind, text]) => {
+    const idle = model.rows.filter((row) => row.kind !== "device" && !row.length).length;
+    this.groupButtons = GROUPS.filter(([kind]) => model.rows.some((row) => row.kind === kind && (row.length || kind === "device"))).map(([kind, text]) => {
       const node = toggle(text, true, () => (state.closed.has(kind) ? state.closed.delete(kind) : !state.closed.add(kind)));
       node.dataset.group = kind;
       return node;
@@ -69,7 +71,7 @@ class Timeline {
       button("◂", "Pan to earlier", () => this.look(view.from - span() / 3, view.to - span() / 3)),
       button("▸", "Pan to later", () => this.look(view.from + span() / 3, view.to + span() / 3)),
       toggle("Critical path", true, () => (state.showPath = !state.showPath)), ...this.groupButtons,
-      idle ? toggle(`${countText(idle, "idle link")}`, false, () => (state.showIdle = !state.showIdle)) : null,
+      idle ? toggle(`${countText(idle, "idle lane")}`, false, () => (state.showIdle = !state.showIdle)) : null,
       el("output", { class: "range", id: "range" }));
   }
 
@@ -97,9 +99,9 @@ class Timeline {
     };
     for (const [kind, text] of GROUPS) {
       const all = model.rows.filter((row) => row.kind === kind);
-      if (!all.length) continue;
-      const rows = kind === "link" && !state.showIdle ? all.filter((row) => row.length) : all, closed = state.closed.has(kind);
+      const rows = kind !== "device" && !state.showIdle ? all.filter((row) => row.length) : all, closed = state.closed.has(kind);
       const hidden = all.length - rows.length;
+      if (!rows.length) continue;
       add({ group: kind, text: `${closed ? "▸" : "▾"} ${text} (${rows.length}${hidden ? ` of ${all.length}` : ""})` }, ROW.head);
       if (closed) continue;
       for (const row of rows) {
@@ -126,12 +128,13 @@ class Timeline {
     this.canvas.style.width = `${width}px`;
     this.canvas.style.height = `${height}px`;
     this.ratio = ratio;
+    this.state.pixels = makePixels(this.context, ratio);
     this.minimap.prepare(width, 40, ratio);
     this.repaint();
   }
 
   paint() {
-    const begin = performance.now(), context = this.canvas.getContext("2d", { alpha: false }), { view } = this;
+    const begin = performance.now(), { view, context } = this;
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     paintTimeline(context, view, this.model, this.state);
     this.minimap.paint(this.ratio);

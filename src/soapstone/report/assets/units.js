@@ -17,6 +17,9 @@ function timeText(ns) {
   return `${digits(ns / 1e9)} s`;
 }
 
+/** A moment of the step: "58.314 ms". */
+const momentText = (ns) => `${(ns / 1e6).toFixed(3)} ms`;
+
 /** Nanoseconds in milliseconds, whatever the size: for columns of a table. */
 const milliseconds = (ns) => (ns === null || ns === undefined ? "–" : `${digits(ns / 1e6)} ms`);
 
