@@ -4,8 +4,9 @@ const ROW = { device: 26, real: 18, host: 20, link: 20, head: 26, ruler: 26 };
 
 /** Paint what is visible. `view`: {from, to, left, width, height, scroll, lines: [{row?, group?, top, height}]}. */
 function paintTimeline(context, view, model, state) {
-  const { colours } = state, scale = view.width / (view.to - view.from);
-  const names = paintPixels(context, view, state, state.pixels);
+  const { colours } = state,
+    scale = view.width / (view.to - view.from);
+  const names = paintPixels(context, view, model, state);
   context.font = "11px system-ui, sans-serif";
   state.letter ??= context.measureText("encoder.layers.0.attention").width / 25;
   for (const name of names) paintName(context, model, view, name, state.letter);
@@ -22,9 +23,14 @@ function paintTimeline(context, view, model, state) {
 function paintName(context, model, view, { row, at, x, wide, y, high }, letter) {
   const kind = row.real ? model.realKinds[row.type[at]] : model.kinds[row.type[at]];
   const op = row.real ? null : model.report.ops[model.tasks.op[row.id[at]]];
-  const text = row.real ? holdName(model, row, at) : op ? op.name : kind, room = Math.floor((wide - 10) / letter) - 2;
+  const text = row.real ? holdName(model, row, at) : op ? op.name : kind,
+    room = Math.floor((wide - 10) / letter) - 2;
   context.fillStyle = inkOn((row.real ? REAL_COLOURS : TASK_COLOURS)[kind] ?? "#888888");
-  context.fillText(`${GLYPHS[kind] ?? ""} ${room > 2 ? tailText(text, room) : ""}`, view.left + x + 4, y + high / 2 + 4);
+  context.fillText(
+    `${GLYPHS[kind] ?? ""} ${room > 2 ? tailText(text, room) : ""}`,
+    view.left + x + 4,
+    y + high / 2 + 4,
+  );
 }
 
 function paintHead(context, view, colours, line, y) {
@@ -38,7 +44,8 @@ function paintChosen(context, view, model, state, scale) {
   if (!target) return;
   const xOf = (time) => view.left + (time - view.from) * scale;
   const lineOf = new Map(view.lines.filter((line) => line.row).map((line) => [line.row, line]));
-  const middle = (row) => lineOf.has(row) ? lineOf.get(row).top - view.scroll + ROW.ruler + lineOf.get(row).height / 2 : null;
+  const middle = (row) =>
+    lineOf.has(row) ? lineOf.get(row).top - view.scroll + ROW.ruler + lineOf.get(row).height / 2 : null;
   const places = target.row.real ? [[target.row, target.at]] : placesOf(model, target.row.id[target.at]);
   context.save();
   context.beginPath();
@@ -49,13 +56,16 @@ function paintChosen(context, view, model, state, scale) {
     context.strokeStyle = state.colours.ink;
     for (const [i, task] of waitsFor(model, target.row.id[target.at]).slice(0, 40).entries()) {
       const place = placesOf(model, task).find(([row]) => lineOf.has(row));
-      if (place && to[1] !== null) paintArrow(context, xOf(place[0].end[place[1]]), middle(place[0]), to[0], to[1], i === 0 ? 2.5 : 1.2);
+      if (place && to[1] !== null)
+        paintArrow(context, xOf(place[0].end[place[1]]), middle(place[0]), to[0], to[1], i === 0 ? 2.5 : 1.2);
     }
   }
   for (const [row, at] of places) {
     const line = lineOf.get(row);
     if (!line) continue;
-    const y = line.top - view.scroll + ROW.ruler, x = xOf(row.start[at]), wide = Math.max(3, (row.end[at] - row.start[at]) * scale);
+    const y = line.top - view.scroll + ROW.ruler,
+      x = xOf(row.start[at]),
+      wide = Math.max(3, (row.end[at] - row.start[at]) * scale);
     context.lineWidth = 3;
     context.strokeStyle = state.colours.focus;
     context.strokeRect(clampX(x, view) - 1, y + 1, Math.min(wide, view.width * 2) + 1, line.height - 2);
@@ -94,14 +104,19 @@ function paintLabels(context, view, colours) {
     } else {
       context.font = "11px system-ui, sans-serif";
       context.fillStyle = line.row.real ? colours.faint : colours.ink;
-      context.fillText(tailText(line.row.name, Math.floor((view.left - 24) / 6)), line.row.real ? 24 : 16, y + line.height / 2 + 4);
+      context.fillText(
+        tailText(line.row.name.replace(/ (to|->) /, "→"), Math.floor((view.left - 22) / 6.8)),
+        line.row.real ? 24 : 16,
+        y + line.height / 2 + 4,
+      );
     }
   }
 }
 
 /** The moments of the ruler's ticks. */
 function ruler(view) {
-  const step = niceStep(view.to - view.from, view.width / 110), found = [];
+  const step = niceStep(view.to - view.from, view.width / 110),
+    found = [];
   for (let tick = Math.ceil(view.from / step) * step; tick <= view.to; tick += step) found.push(tick);
   return found;
 }
@@ -113,13 +128,16 @@ function tickText(ns, step) {
 }
 
 function paintRuler(context, view, state, scale) {
-  const { colours } = state, ticks = ruler(view), step = niceStep(view.to - view.from, view.width / 110);
+  const { colours } = state,
+    ticks = ruler(view),
+    step = niceStep(view.to - view.from, view.width / 110);
   context.fillStyle = colours.stripe;
   context.fillRect(0, 0, view.left + view.width, ROW.ruler);
   context.font = "11px system-ui, sans-serif";
   context.fillStyle = colours.faint;
   for (const tick of ticks) {
-    const x = view.left + (tick - view.from) * scale + 4, text = tickText(tick, step);
+    const x = view.left + (tick - view.from) * scale + 4,
+      text = tickText(tick, step);
     if (x + 6.5 * text.length < view.left + view.width) context.fillText(text, x, 17);
   }
   if (!state.select) return;
@@ -132,7 +150,8 @@ function paintRuler(context, view, state, scale) {
 
 /** The (row, position) pairs of a task. */
 function placesOf(model, task) {
-  const { begin, row, at } = model.holdsOf, found = [];
+  const { begin, row, at } = model.holdsOf,
+    found = [];
   for (let i = begin[task]; i < begin[task + 1]; i += 1) found.push([model.rows[row[i]], at[i]]);
   return found;
 }

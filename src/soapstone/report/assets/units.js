@@ -33,7 +33,8 @@ function scaled(value, units, step) {
 }
 
 /** Bytes: "863 MB". */
-const bytesText = (bytes) => (bytes === null || bytes === undefined ? "–" : scaled(bytes, ["B", "kB", "MB", "GB", "TB"], 1000));
+const bytesText = (bytes) =>
+  bytes === null || bytes === undefined ? "–" : scaled(bytes, ["B", "kB", "MB", "GB", "TB"], 1000);
 const rateText = (rate) => `${bytesText(rate)}/s`;
 const flopsText = (flops) => scaled(flops, ["", "thousand", "million", "billion", "trillion", "quadrillion"], 1000);
 const shareText = (share) => `${share > 0 && share < 0.01 ? "<1" : Math.round(share * 100)}%`;
@@ -52,7 +53,9 @@ function rangesText(numbers) {
   for (let i = 0; i < sorted.length; i += 1) {
     const first = sorted[i];
     while (sorted[i + 1] === sorted[i] + 1) i += 1;
-    found.push(sorted[i] === first ? `${first}` : sorted[i] === first + 1 ? `${first}, ${sorted[i]}` : `${first}–${sorted[i]}`);
+    found.push(
+      sorted[i] === first ? `${first}` : sorted[i] === first + 1 ? `${first}, ${sorted[i]}` : `${first}–${sorted[i]}`,
+    );
   }
   return found.join(", ");
 }
