@@ -281,7 +281,7 @@ def transformer(blocks: int = 12) -> Payload:
     """Like a small GPT: an embedding, blocks that are alike, and a head that is split by its parameters."""
     model, four = Model(), [[0, 1, 2, 3]]
     at = model.layer("embedding", "embedding", [], {}, [[0]], weights=2e8, flops=1e9)
-    members = []
+    members: list[list[int]] = []
     model.folds.append({"name": "layers.*", "count": blocks, "members": members})
     samples = {"sample": 4}
     for block in range(blocks):
@@ -361,8 +361,8 @@ def large(tasks: int = 100_000, devices: int = 16, blocks: int = 166) -> Payload
     place = rng.integers(0, np.where(is_message, groups, devices))
     start = np.zeros(tasks)
     for flag, many in ((True, groups), (False, devices)):
-        for lane in range(many):
-            mine = np.flatnonzero((is_message == flag) & (place == lane))
+        for where in range(many):
+            mine = np.flatnonzero((is_message == flag) & (place == where))
             gaps = rng.gamma(1.0, 2e4 * (2 if flag else 0.3), mine.size)
             start[mine] = np.cumsum(took[mine] + gaps) - took[mine]
     order = np.argsort(start, kind="stable")

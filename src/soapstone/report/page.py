@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -29,12 +30,16 @@ SCRIPTS = (
     "layout.js",
     "cells.js",
     "details.js",
+    "shapes.js",
+    "drawing.js",
     "strategy.js",
     "lanes.js",
     "task.js",
+    "pixels.js",
     "paint.js",
     "minimap.js",
     "gestures.js",
+    "laneview.js",
     "timeline.js",
     "bars.js",
     "curve.js",
@@ -48,13 +53,14 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u202
 def render(payload: dict[str, Any]) -> str:
     """Return the page that shows a payload. Raises ValueError where the payload holds what JSON cannot."""
     data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
-    page = _asset("index.html")
-    page = page.replace("{{title}}", html.escape(str(payload.get("title", "report"))), 1)
-    page = page.replace("/*{{style}}*/", "\n".join(map(_asset, STYLES)), 1)
-    page = page.replace("/*{{libraries}}*/", "\n".join(map(_asset, LIBRARIES)), 1)
-    page = page.replace("/*{{script}}*/", "\n".join(map(_asset, SCRIPTS)), 1)
-    before, _, after = page.partition("{{payload}}")
-    return f"{before}{data}{after}"
+    values = {
+        "title": html.escape(str(payload.get("title", "report"))),
+        "style": "\n".join(map(_asset, STYLES)),
+        "libraries": "\n".join(map(_asset, LIBRARIES)),
+        "script": "\n".join(map(_asset, SCRIPTS)),
+        "payload": data,
+    }  # put in all at once: a title may look like a place for something else
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], _asset("index.html"))
 
 
 def write_page(payload: dict[str, Any], path: str | Path) -> None:
@@ -64,4 +70,5 @@ def write_page(payload: dict[str, Any], path: str | Path) -> None:
 
 @cache
 def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
+    return re.sub(r"^//# sourceMappingURL=.*$", "", text, flags=re.MULTILINE)  # of a file that is not there

@@ -4,7 +4,8 @@
 function layerGraph(report) {
   const edges = new Map();
   for (const [from, to, bytes] of report.edges) {
-    const a = report.ops[from].layer, b = report.ops[to].layer;
+    const a = report.ops[from].layer,
+      b = report.ops[to].layer;
     if (a === b) continue;
     const key = a * report.layers.length + b;
     const edge = edges.get(key) ?? { from: a, to: b, bytes: 0 };
@@ -23,7 +24,8 @@ function layerGraph(report) {
  * them and inside each group.
  */
 function visibleBoxes(report, graph, open) {
-  const boxes = new Map(), home = [];
+  const boxes = new Map(),
+    home = [];
   for (const layer of report.layers.keys()) {
     const place = graph.place[layer];
     if (place === null) {
@@ -41,7 +43,8 @@ function visibleBoxes(report, graph, open) {
   }
   const between = new Map();
   for (const edge of graph.edges) {
-    const a = home[edge.from], b = home[edge.to];
+    const a = home[edge.from],
+      b = home[edge.to];
     if (a === b) {
       const box = boxes.get(a);
       if (box.inner && box.layers.includes(edge.from) && box.layers.includes(edge.to)) box.inner.push(edge);

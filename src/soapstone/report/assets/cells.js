@@ -5,9 +5,12 @@ const MOST_CELLS = 64;
 
 /** How a layer is cut: rows along sample dims, columns along the others; its parts, and the devices of each. */
 function layerGrid(report, index) {
-  const layer = report.layers[index], ops = layer.ops.map((op) => report.ops[op]), op = ops[0];
+  const layer = report.layers[index],
+    ops = layer.ops.map((op) => report.ops[op]),
+    op = ops[0];
   const cut = op.dims.filter((dim) => (op.degrees[dim.name] ?? 1) > 1);
-  let rows = 1, columns = 1;
+  let rows = 1,
+    columns = 1;
   for (const dim of cut) {
     if (dim.kind === "sample") rows *= op.degrees[dim.name];
     else columns *= op.degrees[dim.name];
@@ -24,9 +27,14 @@ function layerGrid(report, index) {
 function partPlaces(grid) {
   const places = [];
   for (let part = 0; part < grid.parts; part += 1) {
-    let rest = part, row = 0, column = 0, rowSize = 1, columnSize = 1;
+    let rest = part,
+      row = 0,
+      column = 0,
+      rowSize = 1,
+      columnSize = 1;
     for (const dim of [...grid.cut].reverse()) {
-      const degree = grid.op.degrees[dim.name], at = rest % degree;
+      const degree = grid.op.degrees[dim.name],
+        at = rest % degree;
       rest = Math.floor(rest / degree);
       if (dim.kind === "sample") [row, rowSize] = [row + at * rowSize, rowSize * degree];
       else [column, columnSize] = [column + at * columnSize, columnSize * degree];
@@ -39,12 +47,22 @@ function partPlaces(grid) {
 /** The rectangles of a grid: {x, y, width, height, device, number?}. A cell of many ops has a stripe for each run of a device. */
 function gridRectangles(grid, width) {
   if (grid.simple) return strip(grid, width);
-  const cellWidth = width / grid.columns, cellHeight = grid.gridHeight / grid.rows, found = [];
+  const cellWidth = width / grid.columns,
+    cellHeight = grid.gridHeight / grid.rows,
+    found = [];
   for (const [part, [row, column]] of partPlaces(grid).entries()) {
-    const runs = deviceRuns(grid.ops, part), stripe = cellWidth / runs.length;
+    const runs = deviceRuns(grid.ops, part),
+      stripe = cellWidth / runs.length;
     for (const [i, device] of runs.entries()) {
       const room = stripe >= 13 && cellHeight >= 12;
-      found.push({ x: column * cellWidth + i * stripe, y: row * cellHeight, width: stripe, height: cellHeight, device, number: room });
+      found.push({
+        x: column * cellWidth + i * stripe,
+        y: row * cellHeight,
+        width: stripe,
+        height: cellHeight,
+        device,
+        number: room,
+      });
     }
   }
   return found;
@@ -60,9 +78,12 @@ function deviceRuns(ops, part) {
 
 /** Too many parts for a grid: one strip in which neighbours on one device are one piece. */
 function strip(grid, width) {
-  const found = [], shown = Math.min(grid.parts, MOST_CELLS), each = width / shown;
+  const found = [],
+    shown = Math.min(grid.parts, MOST_CELLS),
+    each = width / shown;
   for (let i = 0; i < shown; i += 1) {
-    const device = grid.op.devices[Math.floor((i * grid.parts) / shown)], last = found.at(-1);
+    const device = grid.op.devices[Math.floor((i * grid.parts) / shown)],
+      last = found.at(-1);
     if (last && last.device === device) last.width += each;
     else found.push({ x: i * each, y: 0, width: each, height: grid.gridHeight, device });
   }
@@ -77,24 +98,40 @@ function boxSize(grid) {
 
 /** Draw a layer's box with its corner at the origin. */
 function drawLayer(grid, name, count) {
-  const { width, height } = boxSize(grid), inside = width - 2 * BOX.pad, top = BOX.pad + BOX.title + BOX.subtitle;
+  const { width, height } = boxSize(grid),
+    inside = width - 2 * BOX.pad,
+    top = BOX.pad + BOX.title + BOX.subtitle;
   const cells = svg("g", { transform: `translate(${BOX.pad} ${top})` });
   const paths = new Map();
   for (const piece of gridRectangles(grid, inside)) {
     const path = `M${piece.x.toFixed(1)} ${piece.y.toFixed(1)}h${piece.width.toFixed(1)}v${piece.height.toFixed(1)}h${(-piece.width).toFixed(1)}z`;
     paths.set(piece.device, (paths.get(piece.device) ?? "") + path);
-    if (piece.number) cells.append(svg("text", { class: "cell-number", "data-device": piece.device,
-      x: piece.x + piece.width / 2, y: piece.y + piece.height / 2 + 3.6, fill: inkOn(deviceColour(piece.device)), text: piece.device }));
+    if (piece.number)
+      cells.append(
+        svg("text", {
+          class: "cell-number",
+          "data-device": piece.device,
+          x: piece.x + piece.width / 2,
+          y: piece.y + piece.height / 2 + 3.6,
+          fill: inkOn(deviceColour(piece.device)),
+          text: piece.device,
+        }),
+      );
   }
-  for (const [device, path] of paths) cells.prepend(svg("path", { class: "cells", d: path, fill: deviceColour(device), "data-device": device }));
+  for (const [device, path] of paths)
+    cells.prepend(svg("path", { class: "cells", d: path, fill: deviceColour(device), "data-device": device }));
   const times = count > 1 ? `×${count}` : "";
   return [
     count > 1 ? svg("rect", { class: "box behind", x: 4, y: 4, width, height, rx: 7 }) : null,
     svg("rect", { class: "box", width, height, rx: 7 }),
     svg("text", { class: "box-title", x: BOX.pad, y: BOX.pad + 11, text: tailText(name, times ? 20 : 24) }),
     times ? svg("text", { class: "box-count", x: width - BOX.pad, y: BOX.pad + 11, text: times }) : null,
-    svg("text", { class: "box-cut", x: BOX.pad, y: BOX.pad + BOX.title + 9,
-      text: tailText(grid.simple ? `${grid.label} = ${grid.parts}` : grid.label, 30) }),
+    svg("text", {
+      class: "box-cut",
+      x: BOX.pad,
+      y: BOX.pad + BOX.title + 9,
+      text: tailText(grid.simple ? `${grid.label} = ${grid.parts}` : grid.label, 30),
+    }),
     cells,
   ];
 }

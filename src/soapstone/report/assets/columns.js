@@ -5,7 +5,8 @@ const ARRAYS = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, i32: Int32A
 /** Bytes of a base64 text. */
 function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
-  const binary = atob(text), bytes = new Uint8Array(binary.length);
+  const binary = atob(text),
+    bytes = new Uint8Array(binary.length);
   for (let i = 0; i < bytes.length; i += 1) bytes[i] = binary.charCodeAt(i);
   return bytes;
 }

@@ -35,16 +35,41 @@ function section(id, heading, short, ...children) {
   return node;
 }
 
+/** How a picture is moved, folded away; a screen reader hears it as the picture's description. */
+function keysHelp(id, text) {
+  return el(
+    "details",
+    { class: "keys" },
+    el("summary", { text: "Keys and gestures" }),
+    el("p", { class: "hint", id, text }),
+  );
+}
+
 /** A list of label and value pairs. */
 function pairs(rows, name = "pairs") {
-  return el("dl", { class: name }, ...rows.map(([label, value]) => el("div", {}, el("dt", { text: label }),
-    value instanceof Node ? el("dd", {}, value) : el("dd", { text: value }))));
+  return el(
+    "dl",
+    { class: name },
+    ...rows.map(([label, value]) =>
+      el("div", {}, el("dt", { text: label }), value instanceof Node ? el("dd", {}, value) : el("dd", { text: value })),
+    ),
+  );
 }
 
 /** A key of colours: [colour, label, extra class]. */
 function legend(entries) {
-  return el("ul", { class: "legend" }, ...entries.map(([colour, label, style]) =>
-    el("li", {}, el("span", { class: `swatch ${style ?? ""}`, style: `--c:${colour}`, "aria-hidden": "true" }), label)));
+  return el(
+    "ul",
+    { class: "legend" },
+    ...entries.map(([colour, label, style]) =>
+      el(
+        "li",
+        {},
+        el("span", { class: `swatch ${style ?? ""}`, style: `--c:${colour}`, "aria-hidden": "true" }),
+        label,
+      ),
+    ),
+  );
 }
 
 /** Show nodes in the tooltip near a point of the window. */
@@ -55,7 +80,8 @@ function showTip(x, y, ...children) {
   const { width, height } = tip.getBoundingClientRect();
   const left = x + 16 + width > innerWidth - 8 ? x - width - 16 : x + 16;
   const top = y + 16 + height > innerHeight - 8 ? y - height - 16 : y + 16;
-  tip.style.transform = `translate(${Math.round(clamp(left, 8, Math.max(8, innerWidth - width - 8)))}px,` +
+  tip.style.transform =
+    `translate(${Math.round(clamp(left, 8, Math.max(8, innerWidth - width - 8)))}px,` +
     `${Math.round(clamp(top, 8, Math.max(8, innerHeight - height - 8)))}px)`;
 }
 

@@ -2,7 +2,8 @@
 
 /** Listen on a timeline's canvas. */
 function startGestures(timeline) {
-  const { canvas } = timeline, pointers = new Map();
+  const { canvas } = timeline,
+    pointers = new Map();
   let drag = null;
   canvas.addEventListener("wheel", (event) => onWheel(timeline, event), { passive: false });
   canvas.addEventListener("keydown", (event) => {
@@ -15,7 +16,15 @@ function startGestures(timeline) {
     canvas.setPointerCapture(event.pointerId);
     const { view } = timeline;
     if (pointers.size === 2) drag = { pinch: pinchOf(pointers), from: view.from, to: view.to };
-    else drag = { x, y, from: view.from, to: view.to, moved: false, select: y < ROW.ruler && x > view.left ? timeline.timeAt(x) : null };
+    else
+      drag = {
+        x,
+        y,
+        from: view.from,
+        to: view.to,
+        moved: false,
+        select: y < ROW.ruler && x > view.left ? timeline.timeAt(x) : null,
+      };
   });
   canvas.addEventListener("pointermove", (event) => {
     const [x, y] = timeline.spot(event);
@@ -41,11 +50,14 @@ function pinchOf(pointers) {
 }
 
 function onDrag(timeline, drag, x, pointers) {
-  const { view } = timeline, span = drag.to - drag.from;
+  const { view } = timeline,
+    span = drag.to - drag.from;
   hideTip();
   if (drag.pinch && pointers.size === 2) {
-    const now = pinchOf(pointers), next = (span * drag.pinch.apart) / now.apart;
-    const held = drag.from + ((drag.pinch.middle - view.left) / view.width) * span, from = held - ((now.middle - view.left) / view.width) * next;
+    const now = pinchOf(pointers),
+      next = (span * drag.pinch.apart) / now.apart;
+    const held = drag.from + ((drag.pinch.middle - view.left) / view.width) * span,
+      from = held - ((now.middle - view.left) / view.width) * next;
     timeline.look(from, from + next);
   } else if (drag.select !== null && drag.select !== undefined) {
     timeline.state.select = [drag.select, timeline.timeAt(x)];
@@ -67,7 +79,8 @@ function onRelease(timeline, drag, event) {
 }
 
 function onWheel(timeline, event) {
-  const { view } = timeline, span = view.to - view.from;
+  const { view } = timeline,
+    span = view.to - view.from;
   const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
   if (event.ctrlKey || event.metaKey) {
     event.preventDefault();
@@ -81,7 +94,8 @@ function onWheel(timeline, event) {
 /** Act on a key; true where it meant something. */
 function onTimelineKey(timeline, event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return false;
-  const { view } = timeline, span = view.to - view.from;
+  const { view } = timeline,
+    span = view.to - view.from;
   const acts = {
     ArrowLeft: () => (event.shiftKey ? timeline.look(view.from - span / 5, view.to - span / 5) : timeline.step(-1)),
     ArrowRight: () => (event.shiftKey ? timeline.look(view.from + span / 5, view.to + span / 5) : timeline.step(1)),

@@ -3,16 +3,35 @@
 /** Unpack and index a timeline and, where there is one, what really ran. */
 async function loadTimeline(report) {
   const { timeline, real } = report;
-  const [tasks, after, holds, critical, spans] = await Promise.all([unpackAll(timeline.tasks), unpackAll(timeline.after),
-    unpackAll(timeline.holds), unpack(timeline.critical), real ? unpackAll(real.spans) : null]);
+  const [tasks, after, holds, critical, spans] = await Promise.all([
+    unpackAll(timeline.tasks),
+    unpackAll(timeline.after),
+    unpackAll(timeline.holds),
+    unpack(timeline.critical),
+    real ? unpackAll(real.spans) : null,
+  ]);
   const count = tasks.start.length;
-  const model = { report, kinds: timeline.kinds, tasks, after, count, critical, total: Math.max(timeline.makespan, real?.makespan ?? 0, 1) };
+  const model = {
+    report,
+    kinds: timeline.kinds,
+    tasks,
+    after,
+    count,
+    critical,
+    total: Math.max(timeline.makespan, real?.makespan ?? 0, 1),
+  };
   model.onPath = new Int32Array(count).fill(-1);
   for (let i = 0; i < critical.length; i += 1) model.onPath[critical[i]] = i;
   const byLane = sortedByLane(holds.lane, holds.start, timeline.lanes.length);
   const rows = timeline.lanes.map((lane, i) => {
     const order = byLane(i);
-    return makeRow({ name: lane.name, kind: lane.kind, lane: i, real: false }, order, holds, (hold) => holds.task[hold], (id) => tasks.kind[id]);
+    return makeRow(
+      { name: lane.name, kind: lane.kind, lane: i, real: false },
+      order,
+      holds,
+      (hold) => holds.task[hold],
+      (id) => tasks.kind[id],
+    );
   });
   for (const row of rows) row.marks = pathMarks(row, model.onPath);
   model.rows = rows;
@@ -26,7 +45,8 @@ function sortedByLane(lanes, starts, count) {
   const begin = new Uint32Array(count + 1);
   for (let i = 0; i < lanes.length; i += 1) begin[lanes[i] + 1] += 1;
   for (let i = 0; i < count; i += 1) begin[i + 1] += begin[i];
-  const next = begin.slice(), order = new Uint32Array(lanes.length);
+  const next = begin.slice(),
+    order = new Uint32Array(lanes.length);
   for (let i = 0; i < lanes.length; i += 1) {
     order[next[lanes[i]]] = i;
     next[lanes[i]] += 1;
@@ -45,11 +65,19 @@ function sortedByLane(lanes, starts, count) {
  */
 function makeRow(row, order, table, idOf, kindOf) {
   const n = order.length;
-  Object.assign(row, { start: new Float64Array(n), end: new Float64Array(n), reach: new Float64Array(n), busy: new Float64Array(n + 1),
-    id: new Uint32Array(n), type: new Uint8Array(n), length: n });
+  Object.assign(row, {
+    start: new Float64Array(n),
+    end: new Float64Array(n),
+    reach: new Float64Array(n),
+    busy: new Float64Array(n + 1),
+    id: new Uint32Array(n),
+    type: new Uint8Array(n),
+    length: n,
+  });
   let reach = -Infinity;
   for (let i = 0; i < n; i += 1) {
-    const start = table.start[order[i]], duration = table.duration[order[i]];
+    const start = table.start[order[i]],
+      duration = table.duration[order[i]];
     row.start[i] = start;
     row.end[i] = start + duration;
     row.reach[i] = reach = Math.max(reach, start + duration);
@@ -72,7 +100,9 @@ function holdsByTask(rows, count) {
   const begin = new Uint32Array(count + 1);
   for (const row of rows) for (let i = 0; i < row.length; i += 1) begin[row.id[i] + 1] += 1;
   for (let i = 0; i < count; i += 1) begin[i + 1] += begin[i];
-  const next = begin.slice(), rowAt = new Uint16Array(begin[count]), at = new Uint32Array(begin[count]);
+  const next = begin.slice(),
+    rowAt = new Uint16Array(begin[count]),
+    at = new Uint32Array(begin[count]);
   for (const [r, row] of rows.entries()) {
     for (let i = 0; i < row.length; i += 1) {
       const slot = next[row.id[i]]++;
@@ -89,7 +119,14 @@ function addReal(model, real, spans) {
   model.realNames = real.names;
   const byLane = sortedByLane(spans.lane, spans.start, real.lanes.length);
   model.realRows = real.lanes.map((lane, i) =>
-    makeRow({ name: lane.name, kind: "real", lane: lane.lane, real: true, marks: new Uint32Array(0) }, byLane(i), spans, (span) => span, (id) => spans.kind[id]));
+    makeRow(
+      { name: lane.name, kind: "real", lane: lane.lane, real: true, marks: new Uint32Array(0) },
+      byLane(i),
+      spans,
+      (span) => span,
+      (id) => spans.kind[id],
+    ),
+  );
 }
 
 /** The first position whose value is more than a bound, in a sorted array. */
@@ -104,7 +141,8 @@ function firstAbove(values, bound, low = 0, high = values.length) {
 
 /** How long a row is busy between two moments. */
 function busyWithin(row, from, to) {
-  const i = firstAbove(row.reach, from), j = firstAbove(row.start, to, i);
+  const i = firstAbove(row.reach, from),
+    j = firstAbove(row.start, to, i);
   if (i >= j) return 0;
   return Math.max(0, row.busy[j] - row.busy[i] - Math.max(0, from - row.start[i]) - Math.max(0, row.end[j - 1] - to));
 }
@@ -113,7 +151,8 @@ function busyWithin(row, from, to) {
 function holdAt(row, time, slack = 0) {
   const i = firstAbove(row.reach, time - slack);
   if (i >= row.length || row.start[i] > time + slack) return -1;
-  let best = i, least = Infinity;
+  let best = i,
+    least = Infinity;
   for (let k = i; k < row.length && row.start[k] <= time + slack && k < i + 64; k += 1) {
     const off = Math.max(row.start[k] - time, time - row.end[k], 0);
     if (off < least) [best, least] = [k, off];

@@ -6,7 +6,12 @@ const GAP = { node: 20, rank: 26, column: 44 };
 function layered(boxes, edges) {
   const graph = new dagre.graphlib.Graph();
   const many = boxes.length > 150;
-  graph.setGraph({ rankdir: "TB", nodesep: GAP.node, ranksep: GAP.rank, ranker: many ? "longest-path" : "network-simplex" });
+  graph.setGraph({
+    rankdir: "TB",
+    nodesep: GAP.node,
+    ranksep: GAP.rank,
+    ranker: many ? "longest-path" : "network-simplex",
+  });
   graph.setDefaultEdgeLabel(() => ({}));
   for (const box of boxes) graph.setNode(box.key, { width: box.width, height: box.height });
   for (const edge of edges) graph.setEdge(edge.from, edge.to, {});
@@ -24,9 +29,10 @@ function layered(boxes, edges) {
 /** Break a layout into columns so that it fills a width; edges from one column to another go round by the gutters. */
 function inColumns(boxes, plan, width) {
   const fit = Math.max(1, Math.floor((width + GAP.column) / (plan.width + GAP.column)));
-  const limit = Math.max(plan.height / fit, 520);
+  let limit = Math.max(plan.height / fit, 520);
   if (fit === 1 || plan.height <= 640) return plan;
-  const { starts, column } = breakRows(boxes, plan, limit);
+  let { starts, column } = breakRows(boxes, plan, limit);
+  while (starts.length > fit) ({ starts, column } = breakRows(boxes, plan, (limit *= 1.03)));
   if (starts.length === 1) return plan;
   const spans = starts.map(() => ({ low: Infinity, high: -Infinity, top: Infinity, bottom: 0 }));
   const widen = (c, low, high) => {
@@ -34,7 +40,8 @@ function inColumns(boxes, plan, width) {
     spans[c].high = Math.max(spans[c].high, high);
   };
   for (const box of boxes) {
-    const { x, y } = plan.at.get(box.key), span = spans[column.get(box.key)];
+    const { x, y } = plan.at.get(box.key),
+      span = spans[column.get(box.key)];
     widen(column.get(box.key), x, x + box.width);
     span.top = Math.min(span.top, y);
     span.bottom = Math.max(span.bottom, y + box.height);
@@ -57,7 +64,8 @@ function breakRows(boxes, plan, limit) {
       row.bottom = Math.max(row.bottom, top + box.height);
     } else rows.push({ top, bottom: top + box.height, boxes: [box] });
   }
-  const starts = [], column = new Map();
+  const starts = [],
+    column = new Map();
   for (const row of rows) {
     if (!starts.length || row.bottom - starts.at(-1) > limit) starts.push(row.top);
     for (const box of row.boxes) column.set(box.key, starts.length - 1);
@@ -66,7 +74,8 @@ function breakRows(boxes, plan, limit) {
 }
 
 function shifted(boxes, plan, column, spans) {
-  const head = 22, lefts = [];
+  const head = 22,
+    lefts = [];
   let left = 0;
   for (const span of spans) {
     lefts.push(left - span.low);
@@ -77,15 +86,26 @@ function shifted(boxes, plan, column, spans) {
   const size = new Map(boxes.map((box) => [box.key, box]));
   const lane = new Map();
   const edges = plan.edges.map(({ edge, points }) => {
-    const a = column.get(edge.from), b = column.get(edge.to);
+    const a = column.get(edge.from),
+      b = column.get(edge.to);
     if (a === b) return { edge, points: points.map((point) => move(point, a)) };
-    const from = at.get(edge.from), to = at.get(edge.to);
+    const from = at.get(edge.from),
+      to = at.get(edge.to);
     const turn = lane.get(a) ?? 0;
     lane.set(a, turn + 1);
     const side = lefts[a] + spans[a].high + GAP.column / 2 + ((turn % 4) - 1.5) * 5;
-    const x0 = from.x + size.get(edge.from).width / 2, y0 = from.y + size.get(edge.from).height;
-    const x1 = to.x + size.get(edge.to).width / 2, up = head - 12 - (turn % 3) * 3;
-    const points5 = [[x0, y0], [x0, y0 + 9], [side, y0 + 9], [side, up], [x1, up], [x1, to.y]];
+    const x0 = from.x + size.get(edge.from).width / 2,
+      y0 = from.y + size.get(edge.from).height;
+    const x1 = to.x + size.get(edge.to).width / 2,
+      up = head - 12 - (turn % 3) * 3;
+    const points5 = [
+      [x0, y0],
+      [x0, y0 + 9],
+      [side, y0 + 9],
+      [side, up],
+      [x1, up],
+      [x1, to.y],
+    ];
     return { edge, far: true, points: points5.map(([x, y]) => ({ x, y })) };
   });
   const height = head + Math.max(...spans.map((span) => span.bottom - span.top)) + 14;
@@ -109,6 +129,7 @@ function edgePath(points, far) {
 }
 
 function towards(from, to, most) {
-  const length = Math.hypot(to.x - from.x, to.y - from.y) || 1, share = Math.min(most, length / 2) / length;
+  const length = Math.hypot(to.x - from.x, to.y - from.y) || 1,
+    share = Math.min(most, length / 2) / length;
   return { x: from.x + (to.x - from.x) * share, y: from.y + (to.y - from.y) * share };
 }

@@ -16,30 +16,45 @@ async function showReport() {
   colourDevices(report.devices);
   startTheme();
   let timeline = null;
-  for (const show of [showHeader, showWords, showStrategy, showTimeline, showTime, showMemory, showSearch, showCluster]) {
+  for (const show of [
+    showHeader,
+    showWords,
+    showStrategy,
+    showTimeline,
+    showTime,
+    showMemory,
+    showSearch,
+    showCluster,
+  ]) {
     const result = attempt(show, report);
     if (show === showTimeline) timeline = result;
   }
   markSections();
   await timeline;
+  performance.mark("ready");
   document.documentElement.dataset.ready = "true";
 }
 
 /** The navigation marks the section that is being read. */
 function markSections() {
-  const links = new Map([...document.querySelectorAll("#nav a")].map((link) => [link.getAttribute("href").slice(1), link]));
+  const links = new Map(
+    [...document.querySelectorAll("#nav a")].map((link) => [link.getAttribute("href").slice(1), link]),
+  );
   const seen = new Set();
-  const watch = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) {
-      if (isIntersecting) seen.add(target.id);
-      else seen.delete(target.id);
-    }
-    const first = [...links.keys()].find((id) => seen.has(id));
-    for (const [id, link] of links) {
-      if (id === first) link.setAttribute("aria-current", "true");
-      else link.removeAttribute("aria-current");
-    }
-  }, { rootMargin: "-60px 0px -55% 0px" });
+  const watch = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (isIntersecting) seen.add(target.id);
+        else seen.delete(target.id);
+      }
+      const first = [...links.keys()].find((id) => seen.has(id));
+      for (const [id, link] of links) {
+        if (id === first) link.setAttribute("aria-current", "true");
+        else link.removeAttribute("aria-current");
+      }
+    },
+    { rootMargin: "-60px 0px -55% 0px" },
+  );
   for (const id of links.keys()) watch.observe(byId(id));
 }
 

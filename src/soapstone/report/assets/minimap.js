@@ -14,8 +14,11 @@ class Minimap {
   }
 
   moveTo(event) {
-    const box = this.canvas.getBoundingClientRect(), { view, model } = this.timeline, left = view.left;
-    const time = ((event.clientX - box.left - left) / (box.width - left)) * model.total, half = (view.to - view.from) / 2;
+    const box = this.canvas.getBoundingClientRect(),
+      { view, model } = this.timeline,
+      left = view.left;
+    const time = ((event.clientX - box.left - left) / (box.width - left)) * model.total,
+      half = (view.to - view.from) / 2;
     this.timeline.look(time - half, time + half);
   }
 
@@ -29,8 +32,10 @@ class Minimap {
     context.scale(ratio, ratio);
     context.fillStyle = state.colours.stripe;
     context.fillRect(view.left, 0, width, height);
-    const rows = model.rows.filter((row) => row.kind === "device"), across = Math.max(1, Math.floor(width - view.left)), step = model.total / across;
-    context.fillStyle = state.colours.tasks[0][LEVELS];
+    const rows = model.rows.filter((row) => row.kind === "device"),
+      across = Math.max(1, Math.floor(width - view.left)),
+      step = model.total / across;
+    context.fillStyle = TASK_COLOURS.forward;
     for (let x = 0; x < across; x += 1) {
       let busy = 0;
       for (const row of rows) busy += busyWithin(row, x * step, (x + 1) * step);
@@ -43,13 +48,17 @@ class Minimap {
   }
 
   paint(ratio) {
-    const { view, model, state } = this.timeline, context = this.canvas.getContext("2d");
-    const width = this.canvas.width / ratio, height = this.canvas.height / ratio, scale = (width - view.left) / model.total;
+    const { view, model, state } = this.timeline,
+      context = this.canvas.getContext("2d");
+    const width = this.canvas.width / ratio,
+      height = this.canvas.height / ratio,
+      scale = (width - view.left) / model.total;
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     context.drawImage(this.backdrop, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const x = view.left + view.from * scale, wide = Math.max(3, (view.to - view.from) * scale);
+    const x = view.left + view.from * scale,
+      wide = Math.max(3, (view.to - view.from) * scale);
     context.fillStyle = state.colours.paper;
     context.globalAlpha = 0.65;
     context.fillRect(view.left, 0, x - view.left, height);

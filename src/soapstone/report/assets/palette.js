@@ -1,10 +1,27 @@
 // Colours that people with any colour vision can tell apart (after Paul Tol's "bright"), and the light and dark scheme.
 
 const BRIGHT = ["#4477AA", "#EE7733", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#999999", "#775533"];
-const HUES = [[211, 43], [24, 85], [134, 60], [50, 57], [194, 75], [325, 54], [265, 40], [30, 35]];
+const HUES = [
+  [211, 43],
+  [24, 85],
+  [134, 60],
+  [50, 57],
+  [194, 75],
+  [325, 54],
+  [265, 40],
+  [30, 35],
+];
 
-const TASK_COLOURS = { forward: "#4477AA", backward: "#EE7733", combine: "#CCBB44", transfer: "#228833", sync: "#AA3377", update: "#8a8a8a" };
-const REAL_COLOURS = { compute: "#4477AA", wait: "#c9c9c9", message: "#228833", sync: "#AA3377" };
+// What a device does is cool, what moves between devices warm; dark and light take turns, so that grey tells them apart too.
+const TASK_COLOURS = {
+  forward: "#2a6b85",
+  backward: "#6aa9bf",
+  combine: "#c9ae4a",
+  transfer: "#e38b35",
+  sync: "#a3304f",
+  update: "#8c8c8c",
+};
+const REAL_COLOURS = { compute: "#2a6b85", wait: "#c4c4c4", message: "#e38b35", sync: "#a3304f" };
 
 let deviceColours = [];
 
@@ -27,10 +44,14 @@ function colourDevices(devices) {
 const deviceColour = (device) => deviceColours[device] ?? "#999999";
 
 function fromHsl(hue, saturation, light) {
-  const s = saturation / 100, l = light / 100, a = s * Math.min(l, 1 - l);
+  const s = saturation / 100,
+    l = light / 100,
+    a = s * Math.min(l, 1 - l);
   const channel = (n) => {
     const k = (n + hue / 30) % 12;
-    return Math.round(255 * (l - a * Math.max(-1, Math.min(k - 3, 9 - k, 1)))).toString(16).padStart(2, "0");
+    return Math.round(255 * (l - a * Math.max(-1, Math.min(k - 3, 9 - k, 1))))
+      .toString(16)
+      .padStart(2, "0");
   };
   return `#${channel(0)}${channel(8)}${channel(4)}`;
 }
@@ -38,7 +59,7 @@ function fromHsl(hue, saturation, light) {
 /** Black or white, whichever is easier to read on a colour. */
 function inkOn(colour) {
   const [r, g, b] = [1, 3, 5].map((i) => (parseInt(colour.slice(i, i + 2), 16) / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.2 ? "#111111" : "#ffffff";
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#111111" : "#ffffff";
 }
 
 /** A colour of the style sheet as it is now. */
@@ -46,7 +67,8 @@ const themeColour = (name) => getComputedStyle(document.documentElement).getProp
 
 /** The button that goes from the system's scheme to the other one, and back. */
 function startTheme() {
-  const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+  const button = byId("theme"),
+    dark = matchMedia("(prefers-color-scheme: dark)");
   let chosen = null;
   const show = () => {
     const isDark = chosen === null ? dark.matches : chosen;

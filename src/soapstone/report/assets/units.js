@@ -17,6 +17,9 @@ function timeText(ns) {
   return `${digits(ns / 1e9)} s`;
 }
 
+/** A moment of the step: "58.314 ms". */
+const momentText = (ns) => `${(ns / 1e6).toFixed(3)} ms`;
+
 /** Nanoseconds in milliseconds, whatever the size: for columns of a table. */
 const milliseconds = (ns) => (ns === null || ns === undefined ? "–" : `${digits(ns / 1e6)} ms`);
 
@@ -30,7 +33,8 @@ function scaled(value, units, step) {
 }
 
 /** Bytes: "863 MB". */
-const bytesText = (bytes) => (bytes === null || bytes === undefined ? "–" : scaled(bytes, ["B", "kB", "MB", "GB", "TB"], 1000));
+const bytesText = (bytes) =>
+  bytes === null || bytes === undefined ? "–" : scaled(bytes, ["B", "kB", "MB", "GB", "TB"], 1000);
 const rateText = (rate) => `${bytesText(rate)}/s`;
 const flopsText = (flops) => scaled(flops, ["", "thousand", "million", "billion", "trillion", "quadrillion"], 1000);
 const shareText = (share) => `${share > 0 && share < 0.01 ? "<1" : Math.round(share * 100)}%`;
@@ -49,7 +53,9 @@ function rangesText(numbers) {
   for (let i = 0; i < sorted.length; i += 1) {
     const first = sorted[i];
     while (sorted[i + 1] === sorted[i] + 1) i += 1;
-    found.push(sorted[i] === first ? `${first}` : sorted[i] === first + 1 ? `${first}, ${sorted[i]}` : `${first}–${sorted[i]}`);
+    found.push(
+      sorted[i] === first ? `${first}` : sorted[i] === first + 1 ? `${first}, ${sorted[i]}` : `${first}–${sorted[i]}`,
+    );
   }
   return found.join(", ");
 }

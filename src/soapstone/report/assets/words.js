@@ -6,11 +6,15 @@ function showWords(report) {
   const { summary, choices } = report.words;
   const most = Math.max(...choices.map((choice) => Math.abs(choice.gain)), 1);
   const buttons = choices.map((choice) => choiceButton(choice, most));
-  section("why", "Why it wins", "Why",
+  section(
+    "why",
+    "Why it wins",
+    "Why",
     el("div", { class: "summary" }, ...summary.map((text) => el("p", { text }))),
     choices.length ? el("h3", { text: "The choices that matter most" }) : null,
     choices.length ? el("p", { class: "hint", text: "Choose one to see its layers in the drawing below." }) : null,
-    el("ol", { class: "choices" }, ...buttons.map((button) => el("li", {}, button))));
+    el("ol", { class: "choices" }, ...buttons.map((button) => el("li", {}, button))),
+  );
   listen("lit", ({ layers }) => {
     for (const [i, choice] of choices.entries()) {
       const shared = layers.size > 0 && choice.layers.some((layer) => layers.has(layer));
@@ -22,23 +26,25 @@ function showWords(report) {
 function choiceButton(choice, most) {
   const sooner = choice.gain >= 0;
   const width = (100 * Math.abs(choice.gain)) / most;
-  const button = el("button", { type: "button", class: "choice", "aria-pressed": "false" },
+  const button = el(
+    "button",
+    { type: "button", class: "choice", "aria-pressed": "false" },
     el("span", { class: "title", text: choice.title }),
-    el("span", { class: "gain" },
-      el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: `bar ${sooner ? "mine" : "loss"}`, style: `width:${width}%` })),
-      el("span", { class: "value", text: `${timeText(Math.abs(choice.gain))} ${sooner ? "sooner" : "later"}` })),
+    el(
+      "span",
+      { class: "gain" },
+      el(
+        "span",
+        { class: "track", "aria-hidden": "true" },
+        el("span", { class: `bar ${sooner ? "mine" : "loss"}`, style: `width:${width}%` }),
+      ),
+      el("span", { class: "value", text: `${timeText(Math.abs(choice.gain))} ${sooner ? "sooner" : "later"}` }),
+    ),
     el("span", { class: "sentence", text: choice.sentence }),
-    el("span", { class: "bytes", text: choiceBytes(choice) }));
+  );
   button.addEventListener("click", () => {
     const on = button.getAttribute("aria-pressed") === "true";
     tell("lit", { layers: new Set(on ? [] : choice.layers), from: "words" });
   });
   return button;
-}
-
-function choiceBytes(choice) {
-  const said = [];
-  if (choice.gradient_bytes) said.push(`${bytesText(choice.gradient_bytes)} of gradients saved`);
-  if (choice.activation_bytes) said.push(`${bytesText(choice.activation_bytes)} of activations moved instead`);
-  return said.join(" · ");
 }
