@@ -56,7 +56,7 @@ def test_a_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) 
     for entry in borrowed.iterdir():
         if "soapstone" not in entry.name:
             (own / entry.name).symlink_to(entry)
-    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check"]
     asked([*pip, "install", "--no-deps", "--no-index", wheel])
     where = asked([python, "-c", "import soapstone; print(soapstone.__file__)"], cwd=tmp_path).strip()
     assert Path(where).is_relative_to(own)

@@ -17,10 +17,10 @@ from ..report import (
     folds_of,
     layers_of,
     placed,
-    sentence,
     sooner,
     summary,
     titled,
+    traffic,
 )
 from ..simulator import Simulation, simulate
 from .arguments import Case, StrategyFile, takes_strategy
@@ -116,7 +116,7 @@ def _choices(comparison: Comparison) -> list[Table | str]:
     if not comparison.choices:
         return []
     lines = [
-        f"[bold]{escape(titled(choice))}[/]: {escape(sentence(choice, comparison, with_title=False))}"
+        f"[bold]{escape(titled(choice))}[/]: {escape(traffic(choice, comparison))}: {sooner(choice.time)}"
         for choice in comparison.choices
     ]
     rest = [f"{comparison.others} more choices are worth less."] if comparison.others else []

@@ -6,7 +6,7 @@ from .layers import Fold, Layer, folds_of, layers_of
 from .page import write_page
 from .payload import Approach, Report, payload_of
 from .trace import Happening, save_events, save_trace
-from .words import lasting, placed, sentence, sooner, summary, titled, worth
+from .words import lasting, placed, sentence, sooner, summary, titled, traffic
 
 __all__ = [
     "Approach",
@@ -30,6 +30,6 @@ __all__ = [
     "sooner",
     "summary",
     "titled",
-    "worth",
+    "traffic",
     "write_page",
 ]

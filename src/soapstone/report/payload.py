@@ -18,7 +18,7 @@ from .breakdown import breakdown_of
 from .choices import Comparison
 from .layers import Layer, folds_of, layers_of
 from .trace import Happening
-from .words import sentence, summary, titled
+from .words import summary, titled, traffic
 
 FORMAT = 1
 _TYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "f64": "<f8"}
@@ -235,7 +235,7 @@ def _words(comparison: Comparison | None, layers: Sequence[Layer]) -> dict[str, 
         {
             "layers": sorted({layer_of[op] for op in choice.ops}),
             "title": titled(choice),
-            "sentence": sentence(choice, comparison, with_title=False),
+            "sentence": traffic(choice, comparison),
             "gain": choice.time,
             "gradient_bytes": choice.gradients,
             "activation_bytes": choice.activations,
