@@ -13,16 +13,15 @@ from soapstone.report.page import render, write_page
 from tests.support import payloads
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here to open the page with"),
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.timeout(120)
 HOSTILE = "</script><img src=x onerror=\"document.title='taken'\"><!-- {{payload}} 'q' & \u2028"
 Opener = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here to open the page with")
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield launched
@@ -111,6 +110,18 @@ def test_the_first_screen_has_the_answer_and_every_section_is_there(
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
 
 
+def test_a_strategy_that_wins_nothing_is_not_said_to_win(opened: Opener) -> None:
+    payload = payloads.transformer(2)
+    payload["headline"]["data_parallel"] = payload["headline"]["makespan"]
+    payload["words"]["choices"] *= 5
+    page = opened(payload)
+    assert page.locator(".verdict").inner_text() == "As fast as data parallelism"
+    assert page.locator("h2").first.inner_text() == "What it chose"
+    assert page.locator(".choice").locator("visible=true").count() == 6
+    page.get_by_text("4 more").click()
+    assert page.locator(".choice").locator("visible=true").count() == 10
+
+
 def test_sections_without_data_are_not_shown(opened: Opener) -> None:
     payload = payloads.transformer(2)
     for key in ("words", "search", "approaches", "real"):
@@ -189,6 +200,15 @@ def test_a_choice_lights_its_layers_and_a_layer_its_choices(opened: Opener) -> N
     assert choice.get_attribute("aria-pressed") == "false"
     last.press("Enter")
     assert page.locator(".layer.lit").count() == 0
+
+
+def test_layers_that_feed_one_another_in_a_circle_are_drawn(opened: Opener) -> None:
+    payload = payloads.transformer(2)
+    last = len(payload["ops"]) - 1
+    payload["edges"] += [[last, 0, 1e6], [last, last - 1, 1e6]]
+    page = opened(payload)
+    page.click("#unfold")
+    assert page.locator(".layer").count() == len(payload["layers"])
 
 
 def test_pointing_at_a_device_dims_the_others(opened: Opener) -> None:

@@ -17,7 +17,10 @@ from typing import Any
 from ..files import write_atomically
 
 STYLES = ("vendor/uPlot.min.css", "style.css", "sections.css")
-LIBRARIES = ("vendor/uPlot.iife.min.js", "vendor/dagre.min.js")
+LIBRARIES = (
+    ("vendor/uPlot.LICENSE", "vendor/uPlot.iife.min.js"),
+    ("vendor/dagre.min.js.LEGAL.txt", "vendor/dagre.min.js"),
+)
 # Our own files share one scope, in this order: what a file uses when it is loaded stands above it.
 SCRIPTS = (
     "dom.js",
@@ -56,7 +59,7 @@ def render(payload: dict[str, Any]) -> str:
     values = {
         "title": html.escape(str(payload.get("title", "report"))),
         "style": "\n".join(map(_asset, STYLES)),
-        "libraries": "\n".join(map(_asset, LIBRARIES)),
+        "libraries": "\n".join(f"{_comment(_asset(licence))}\n{_asset(code)}" for licence, code in LIBRARIES),
         "script": "\n".join(map(_asset, SCRIPTS)),
         "payload": data,
     }  # put in all at once: a title may look like a place for something else
@@ -66,6 +69,10 @@ def render(payload: dict[str, Any]) -> str:
 def write_page(payload: dict[str, Any], path: str | Path) -> None:
     """Write the page, whole or not at all. Raises SoapstoneError where the folder cannot be written."""
     write_atomically(path, render(payload))
+
+
+def _comment(text: str) -> str:
+    return text if text.startswith("/*") else f"/*!\n{text}\n*/"
 
 
 @cache

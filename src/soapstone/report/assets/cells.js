@@ -1,6 +1,6 @@
 // One layer as a box: its name, how it is cut, and the grid of its parts in the colours of their devices.
 
-const BOX = { width: 172, pad: 8, title: 17, subtitle: 15 };
+const BOX = { width: 184, pad: 8, title: 17, subtitle: 15 };
 const MOST_CELLS = 64;
 
 /** How a layer is cut: rows along sample dims, columns along the others; its parts, and the devices of each. */
@@ -96,6 +96,17 @@ function boxSize(grid) {
   return { width: BOX.width, height: BOX.pad * 2 + BOX.title + BOX.subtitle + grid.gridHeight };
 }
 
+/** The lines between the parts, above their colours: stripes of one part touch, parts do not. */
+function cellLines(grid, width) {
+  let path = "";
+  if (!grid.simple) {
+    for (let i = 1; i < grid.columns; i += 1)
+      path += `M${((i * width) / grid.columns).toFixed(1)} 0v${grid.gridHeight}`;
+    for (let i = 1; i < grid.rows; i += 1) path += `M0 ${((i * grid.gridHeight) / grid.rows).toFixed(1)}h${width}`;
+  }
+  return svg("path", { class: "cell-lines", d: path, "stroke-width": grid.parts > 16 ? 1 : 2 });
+}
+
 /** Draw a layer's box with its corner at the origin. */
 function drawLayer(grid, name, count) {
   const { width, height } = boxSize(grid),
@@ -120,17 +131,23 @@ function drawLayer(grid, name, count) {
   }
   for (const [device, path] of paths)
     cells.prepend(svg("path", { class: "cells", d: path, fill: deviceColour(device), "data-device": device }));
+  cells.append(cellLines(grid, inside));
   const times = count > 1 ? `×${count}` : "";
   return [
     count > 1 ? svg("rect", { class: "box behind", x: 4, y: 4, width, height, rx: 7 }) : null,
     svg("rect", { class: "box", width, height, rx: 7 }),
-    svg("text", { class: "box-title", x: BOX.pad, y: BOX.pad + 11, text: tailText(name, times ? 20 : 24) }),
+    svg("text", {
+      class: "box-title",
+      x: BOX.pad,
+      y: BOX.pad + 11,
+      text: fittedText(name, inside - 8 * times.length, "600 12px"),
+    }),
     times ? svg("text", { class: "box-count", x: width - BOX.pad, y: BOX.pad + 11, text: times }) : null,
     svg("text", {
       class: "box-cut",
       x: BOX.pad,
       y: BOX.pad + BOX.title + 9,
-      text: tailText(grid.simple ? `${grid.label} = ${grid.parts}` : grid.label, 30),
+      text: fittedText(grid.simple ? `${grid.label} = ${grid.parts}` : grid.label, inside, "10.5px"),
     }),
     cells,
   ];

@@ -62,41 +62,52 @@ function vertexLevels({ vertices, links }) {
   );
 }
 
-/** Corners of every vertex and node box: nodes side by side, in as many rows as the width asks for. */
+/** Nodes with their vertices by level, and how wide each is. */
+function nodeBoxes({ vertices }, level, inner) {
+  const nodes = new Map();
+  for (const [i, { node }] of vertices.entries()) if (node !== null) nodes.set(node, [...(nodes.get(node) ?? []), i]);
+  return [...nodes].map(([node, mine]) => {
+    const rows = Array.from({ length: inner + 1 }, (_, l) => mine.filter((i) => level[i] === l));
+    const widest = Math.max(1, ...rows.map((row) => row.length));
+    return { node, rows, width: widest * (SPOT.width + SPOT.gap) - SPOT.gap + 2 * SPOT.node };
+  });
+}
+
+/**
+ * Where every vertex and node box stands: nodes side by side under the network; where that is too wide, half of them
+ * upside down above it, so that no link crosses a node.
+ */
 function placeVertices(cluster, width) {
   const { vertices } = cluster,
-    level = vertexLevels(cluster),
-    top = Math.max(...level);
-  const nodes = new Map();
-  for (const [i, vertex] of vertices.entries())
-    if (vertex.node !== null) nodes.set(vertex.node, [...(nodes.get(vertex.node) ?? []), i]);
+    level = vertexLevels(cluster);
   const outside = vertices.map((_, i) => i).filter((i) => vertices[i].node === null);
-  const inner = outside.length ? top - 1 : top,
-    at = [],
-    boxes = [];
-  const base = outside.length ? SPOT.level : 12,
-    high = inner * SPOT.level + SPOT.height + 62;
-  let x = 0,
-    y = base,
-    right = 0;
-  for (const [node, mine] of nodes) {
-    const across = (l) => mine.filter((i) => level[i] === l);
-    const widest = Math.max(...Array.from({ length: inner + 1 }, (_, l) => across(l).length));
-    const wide = widest * (SPOT.width + SPOT.gap) - SPOT.gap + 2 * SPOT.node;
-    if (x > 0 && x + wide > width) [x, y] = [0, y + high + 34];
-    boxes.push({ node, x, y, width: wide, height: high });
-    for (let l = 0; l <= inner; l += 1) {
-      const row = across(l),
-        step = (wide - 2 * SPOT.node + SPOT.gap) / Math.max(row.length, 1);
-      for (const [k, i] of row.entries())
-        at[i] = [x + SPOT.node - SPOT.gap / 2 + step * (k + 0.5), y + 20 + (inner - l) * SPOT.level + SPOT.height / 2];
+  const inner = Math.max(0, ...level.filter((_, i) => vertices[i].node !== null)),
+    boxes = nodeBoxes(cluster, level, inner);
+  const high = inner * SPOT.level + SPOT.height + 62,
+    total = boxes.reduce((sum, box) => sum + box.width + 26, -26);
+  const above = total > width && boxes.length > 1 ? Math.floor(boxes.length / 2) : 0,
+    middle = outside.length ? SPOT.level + (above ? 32 : 0) : 26;
+  const at = [],
+    widths = [0, 0];
+  for (const [k, box] of boxes.entries()) {
+    const flipped = k < above,
+      row = flipped ? 0 : 1;
+    Object.assign(box, { x: widths[row], y: flipped ? 0 : (above ? high : 0) + middle, height: high, flipped });
+    widths[row] += box.width + 26;
+    for (const [l, mine] of box.rows.entries()) {
+      const step = (box.width - 2 * SPOT.node + SPOT.gap) / Math.max(mine.length, 1),
+        down = 20 + (inner - l) * SPOT.level + SPOT.height / 2;
+      const y = box.y + (flipped ? high - down : down);
+      for (const [j, i] of mine.entries()) at[i] = [box.x + SPOT.node - SPOT.gap / 2 + step * (j + 0.5), y];
     }
-    x += wide + 26;
-    right = Math.max(right, x - 26);
   }
-  for (const [k, i] of outside.entries()) at[i] = [(right * (k + 1)) / (outside.length + 1), SPOT.height / 2 + 8];
-  return { at, boxes, width: right, height: y + high };
+  const right = Math.max(...widths, 26) - 26,
+    centre = above ? high + middle / 2 : SPOT.height / 2 + 8;
+  for (const [k, i] of outside.entries()) at[i] = [(right * (k + 1)) / (outside.length + 1), centre];
+  return { at, boxes, width: right, height: (above ? high : 0) + middle + high, flips: flippedVertices(boxes) };
 }
+
+const flippedVertices = (boxes) => new Set(boxes.filter((box) => box.flipped).flatMap((box) => box.rows.flat()));
 
 function clusterPicture(report) {
   const { cluster } = report,
@@ -119,12 +130,17 @@ function clusterPicture(report) {
   for (const box of plan.boxes)
     picture.append(
       svg("rect", { class: "node-box", x: box.x, y: box.y, width: box.width, height: box.height, rx: 12 }),
-      svg("text", { class: "node-name", x: box.x + 12, y: box.y + box.height - 10, text: `node ${box.node}` }),
+      svg("text", {
+        class: "node-name",
+        x: box.x + 12,
+        y: box.flipped ? box.y + 20 : box.y + box.height - 10,
+        text: `node ${box.node}`,
+      }),
     );
   const labels = svg("g", {}),
     crowded = links.length > 60;
   for (const link of [...links].sort((a, b) => busyOf(a) - busyOf(b))) {
-    const { path, label } = linkRoute(plan.at[link.source], plan.at[link.target]);
+    const { path, label } = linkRoute(plan.at[link.source], plan.at[link.target], plan.flips.has(link.source) ? -1 : 1);
     const thick = clamp(7 * Math.sqrt(link.bandwidth / fastest), 1.2, 7);
     picture.append(
       svg(
@@ -146,10 +162,10 @@ function clusterPicture(report) {
 }
 
 /** Straight between levels; an arc below for two of one level, deeper the further apart. */
-function linkRoute([x0, y0], [x1, y1]) {
+function linkRoute([x0, y0], [x1, y1], way) {
   if (y0 !== y1) return { path: `M${x0} ${y0}L${x1} ${y1}`, label: [x0 + (x1 - x0) * 0.42, y0 + (y1 - y0) * 0.42] };
   const hops = Math.round(Math.abs(x1 - x0) / (SPOT.width + SPOT.gap)),
-    deep = SPOT.height / 2 + 6 + 15 * Math.max(0, hops - 1);
+    deep = way * (SPOT.height / 2 + 6 + 15 * Math.max(0, hops - 1));
   if (hops <= 1) return { path: `M${x0} ${y0}L${x1} ${y1}`, label: [(x0 + x1) / 2, y0 - 12] };
   return {
     path: `M${x0} ${y0}C${x0 + (x1 - x0) * 0.15} ${y0 + deep * 1.33} ${x1 - (x1 - x0) * 0.15} ${y0 + deep * 1.33} ${x1} ${y1}`,

@@ -101,8 +101,9 @@ class Drawing {
     entry.shape = shape;
     this.nodes.push(entry);
     shape.addEventListener("mousemove", (event) => {
-      const still = event.movementX === 0 && event.movementY === 0; // the drawing moved, not the mouse
-      if (!still && this.shown !== entry) this.show(entry);
+      const spot = `${event.clientX} ${event.clientY}`; // where it is the old one, the drawing moved, not the mouse
+      if (spot !== this.spot && this.shown !== entry) this.show(entry);
+      this.spot = spot;
     });
     shape.addEventListener("focus", () => this.show(entry));
     shape.addEventListener("click", () => {

@@ -11,20 +11,15 @@ function showHeader(report) {
     " ",
     el("span", { class: "unit", text: `${unit} a step` }),
   );
-  const ratio = headline.data_parallel ? headline.data_parallel / headline.makespan : null;
-  const verdict =
-    ratio === null
-      ? null
-      : el(
-          "p",
-          { class: "verdict" },
-          el("strong", { text: timesText(ratio) }),
-          ratio >= 1.005 ? " as fast as data parallelism" : " data parallelism’s speed",
-        );
   byId("top").append(
     el("p", { class: "kicker", text: "Soapstone report" }),
     el("h1", { text: report.title }),
-    el("div", { class: "answer-row" }, el("div", {}, answer, verdict), comparison(headline)),
+    el(
+      "div",
+      { class: "answer-row" },
+      el("div", {}, answer, verdict(headline), measured(report)),
+      comparison(headline),
+    ),
     pairs(headline.figures, "figures"),
     el("details", { class: "setting" }, el("summary", { text: "Setting" }), pairs(report.setting, "pairs")),
   );
@@ -32,6 +27,23 @@ function showHeader(report) {
     `Soapstone ${report.version}. Times are the simulator’s prediction`,
     report.real ? " unless they are called measured." : ".",
   );
+}
+
+/** How it compares with data parallelism, in words. */
+function verdict({ makespan, data_parallel: parallel }) {
+  if (!parallel) return null;
+  const ratio = parallel / makespan;
+  if (Math.abs(ratio - 1) < 0.005) return el("p", { class: "verdict", text: "As fast as data parallelism" });
+  return el("p", { class: "verdict" }, el("strong", { text: timesText(ratio) }), " as fast as data parallelism");
+}
+
+/** What a step really took, where one was run. */
+function measured({ real, headline }) {
+  if (!real) return null;
+  const off = real.makespan / headline.makespan - 1;
+  const than =
+    Math.abs(off) < 0.005 ? "as predicted" : `${shareText(Math.abs(off))} ${off > 0 ? "more" : "less"} than predicted`;
+  return el("p", { class: "hint", text: `Measured: ${timeText(real.makespan)} a step, ${than}.` });
 }
 
 /** Two plain bars: this strategy and data parallelism. */

@@ -109,7 +109,9 @@ function shifted(boxes, plan, column, spans) {
     return { edge, far: true, points: points5.map(([x, y]) => ({ x, y })) };
   });
   const height = head + Math.max(...spans.map((span) => span.bottom - span.top)) + 14;
-  return { width: left - GAP.column, height, at, edges };
+  let right = left - GAP.column;
+  for (const { points } of edges) for (const { x } of points) right = Math.max(right, x + 4);
+  return { width: right, height, at, edges };
 }
 
 /** An SVG path: smooth through dagre's points, round corners on the way to another column. */

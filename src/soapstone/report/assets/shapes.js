@@ -107,7 +107,7 @@ function layerShape(drawing, layer, grid, name, at, corner) {
       "aria-label": layerLabel(drawing.report, layer),
       "data-layer": layer,
     },
-    ...drawLayer(grid, name, grid.ops.length),
+    svg("g", { "aria-hidden": "true" }, ...drawLayer(grid, name, grid.ops.length)),
   );
   drawing.keep(node, {
     key: `l${layer}`,

@@ -5,6 +5,8 @@ function showStrategy(report) {
   const drawing = new Drawing(report);
   const hint =
     "Each box is a layer, cut into its parts: rows are samples, columns are everything else. The number in a part is its device.";
+  const wanders = report.layers.some(({ ops }) => new Set(ops.map((op) => report.ops[op].devices.join())).size > 1);
+  const stripes = wanders ? " A part in stripes moves from device to device over the layer’s ops." : "";
   const keys = keysHelp(
     "drawing-keys",
     "Arrow keys move from box to box, Page up and Page down go through all of them. Enter opens a group, or keeps a layer lit; " +
@@ -14,7 +16,7 @@ function showStrategy(report) {
     "strategy",
     "The strategy",
     "Strategy",
-    el("p", { class: "hint", text: hint }),
+    el("p", { class: "hint", text: hint + stripes }),
     deviceLegend(report, drawing),
     drawing.toolbar(),
     el("div", { class: "drawing-row" }, drawing.frame, drawing.panel),

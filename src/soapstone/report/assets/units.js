@@ -46,6 +46,18 @@ function tailText(name, length) {
   return name.length <= length ? name : `…${name.slice(name.length - length + 1)}`;
 }
 
+const measuring = document.createElement("canvas").getContext("2d");
+
+/** The tail of a name that fits into some pixels of a font. */
+function fittedText(name, width, font) {
+  measuring.font = `${font} system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif`;
+  const whole = measuring.measureText(name).width;
+  if (whole <= width) return name;
+  let length = Math.max(1, Math.floor((name.length * width) / whole));
+  while (length > 1 && measuring.measureText(tailText(name, length)).width > width) length -= 1;
+  return tailText(name, length);
+}
+
 /** Sorted numbers as ranges: "0–3, 8". */
 function rangesText(numbers) {
   const sorted = [...new Set(numbers)].sort((a, b) => a - b);
