@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -21,8 +22,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def reference() -> str:
     """A section for each command, in the order of `soapstone --help`."""
-    group: Any = typer.main.get_command(app)
-    return "\n\n".join(_section(name, command) for name, command in group.commands.items() if not command.hidden)
+    return "\n\n".join(_section(name, command) for name, command in commands())
+
+
+def commands(group: Any = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each command with its whole name, those inside a group as `plot scaling`."""
+    group = group or typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _section(name: str, command: Any) -> str:

@@ -11,6 +11,9 @@
 A message says what is wrong, where, and what to do.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class SoapstoneError(ValueError):
     """The base of all errors that soapstone raises on bad input."""
@@ -34,3 +37,10 @@ class CaptureError(SoapstoneError):
 
 class RankError(SoapstoneError):
     """The processes of a run do not agree, or are too few or too many."""
+
+
+def meant(name: object, known: Iterable[str], otherwise: str) -> str:
+    """What to do about a name that is not known: "did you mean lenet?" where one is near, else what is given."""
+    names = {known_name.lower(): known_name for known_name in known}
+    close = get_close_matches(str(name).lower(), names, 1, cutoff=0.7)
+    return f"did you mean {names[close[0]]}?" if close else otherwise

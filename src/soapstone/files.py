@@ -23,11 +23,12 @@ _UMASK = os.umask(0o022)
 os.umask(_UMASK)  # only the process can be asked, by setting it
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all. Raises SoapstoneError where the folder cannot be written."""
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all. Raises SoapstoneError where the folder cannot be written."""
+    content = content.encode() if isinstance(content, str) else content
     path = checked_path(path)
     if path.exists() and not path.is_file():  # a pipe or a device is written to, never replaced
-        _write_through(path, text)
+        _write_through(path, content)
         return
     path = path.resolve()  # a link stays a link
     try:
@@ -35,8 +36,8 @@ def write_atomically(path: str | Path, text: str) -> None:
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another folder") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.chmod(name, 0o666 & ~_UMASK)
         os.replace(name, path)
     except BaseException as error:
@@ -46,9 +47,9 @@ def write_atomically(path: str | Path, text: str) -> None:
         raise
 
 
-def _write_through(path: Path, text: str) -> None:
+def _write_through(path: Path, content: bytes) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another name") from None
 

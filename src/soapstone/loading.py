@@ -9,12 +9,11 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import cache, zoo
-from .errors import CaptureError, SoapstoneError
+from .errors import CaptureError, SoapstoneError, meant
 from .graph import OperatorGraph
 from .zoo.catalogue import Size
 
@@ -81,15 +80,15 @@ def load_workload(request: Request) -> Workload:
 
 def _check(request: Request) -> None:
     if request.dtype not in DTYPES:
-        raise CaptureError(f"dtype {request.dtype!r} is not known; use {', '.join(DTYPES)}")
+        remedy = meant(request.dtype, DTYPES, f"use {', '.join(DTYPES)}")
+        raise CaptureError(f"dtype {request.dtype!r} is not known; {remedy}")
     if request.is_file:
         request.file()
         if request.batch is not None or request.sizes:
             raise CaptureError("only the zoo's models take a batch or sizes; a file's function sets its own")
     elif request.model not in zoo.names():
-        close = get_close_matches(request.model.lower(), zoo.names(), 1)
-        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(zoo.names())}"
-        raise CaptureError(f"there is no model {request.model!r}; {meant} (or pass path/to/file.py:function)")
+        remedy = meant(request.model, zoo.names(), f"there are {', '.join(zoo.names())}")
+        raise CaptureError(f"there is no model {request.model!r}; {remedy} (or pass path/to/file.py:function)")
     else:
         zoo.check(request.model, request.batch, request.sizes)
 

@@ -92,3 +92,14 @@ def test_a_rule_of_a_family_without_costs_is_an_error_at_import(monkeypatch: pyt
 def test_an_op_that_no_table_has_is_as_fast_as_memory() -> None:
     assert facts_of("logcumsumexp") is UNRULED
     assert facts_of("logcumsumexp").family == "pointwise"
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 7, 7), (2, 64, 1, 1), (8, 1, 7, 7), (1, 1, 3, 1)])
+def test_a_batch_norm_with_an_axis_of_size_one_has_a_time(shape: tuple[int, ...]) -> None:
+    """It works channel by channel, whichever of its axes have no dim."""
+    model, x = nn.BatchNorm2d(shape[1]), torch.randn(shape)
+    graph = ss.capture(model, (x,), loss=torch.sum)
+    wide = ss.capture(nn.BatchNorm2d(256), (torch.randn(shape[0], 256, *shape[2:]),), loss=torch.sum)
+    topology = ss.Topology.parse("p100:1x1")
+    times = [ss.simulate(g, topology, ss.baselines.data_parallel(g, topology)).makespan for g in (graph, wide)]
+    assert 0 < times[0] <= times[1]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
+from typing import Any
 
 import typer
 
-from ..errors import SoapstoneError
-from . import cluster, explaining, predict, profile, searching, show, training
+from ..errors import SoapstoneError, meant
+from . import cluster, explaining, plotting, predict, profile, reporting, searching, show, training
 
 __all__ = ["main", "run"]
 
@@ -27,6 +29,8 @@ app.command("search")(searching.search_command)
 app.command("compare")(searching.compare)
 app.command("explain")(explaining.explain)
 app.command("diff")(explaining.diff)
+app.command("report")(reporting.report)
+app.add_typer(plotting.app, name="plot")
 app.command("profile")(profile.profile)
 app.command("plan")(training.plan_command)
 app.command("calibrate")(cluster.calibrate)
@@ -57,7 +61,7 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # no complaint of the parser's
             raise
-        status = _complain(f"{error.format_message()} Try --help.")
+        status = _complain(_reworded(error))
     sys.exit(status)
 
 
@@ -72,6 +76,17 @@ def run() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(int(stopped.code or 0))
+
+
+def _reworded(error: Any) -> str:
+    """A complaint of the parser's, with the name that was probably meant."""
+    sentence: str = error.format_message()
+    remedy = "try --help"
+    if possible := getattr(error, "possibilities", None):
+        sentence, remedy = error.message, meant(error.option_name, possible, remedy)
+    elif wrong := re.match(r"No such command '([^']*)'", sentence):
+        sentence, remedy = wrong[0], meant(wrong[1], [str(command.name) for command in app.registered_commands], remedy)
+    return f"{sentence.rstrip('.')}; {remedy}"
 
 
 def _complain(sentence: str) -> int:

@@ -15,7 +15,7 @@ import typer
 
 from ..baselines import BASELINES
 from ..costs import AnalyticCosts, Costs
-from ..errors import SoapstoneError
+from ..errors import SoapstoneError, meant
 from ..graph import OperatorGraph
 from ..loading import Request
 from ..simulator import Training
@@ -62,7 +62,8 @@ class Case:
         if name in BASELINES:
             return BASELINES[name](self.graph, self.topology)
         if not Path(name).exists():
-            raise SoapstoneError(f"there is no strategy {name!r}; use {', '.join(BASELINES)}, or a strategy file")
+            remedy = meant(name, BASELINES, f"use {', '.join(BASELINES)}, or a strategy file")
+            raise SoapstoneError(f"there is no strategy {name!r}; {remedy}")
         return Strategy.load(name, self.graph, self.topology)
 
 
@@ -85,8 +86,9 @@ def read_case(
     training = Training(costs_of(costs, machines), optimizer, bucket_bytes)
     request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines, amp)
     arguments = {
-        "model": model, "topology": topology, "batch": request.batch, "dtype": dtype, "amp": amp, "sizes": sizes,
-        "optimizer": optimizer, "bucket_bytes": bucket_bytes, "chunk": chunk, "batch_norm": batch_norm, "costs": costs,
+        "model": model, "topology": topology, "batch": batch, "batch_per_device": batch_per_device, "dtype": dtype,
+        "amp": amp, "sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "optimizer": optimizer,
+        "bucket_bytes": bucket_bytes, "costs": costs,
     }  # fmt: skip
     return Case(request, captured(request, fresh), machines, training, arguments)
 
@@ -103,7 +105,8 @@ def costs_of(name: str, topology: Topology) -> Costs:
     if name == "analytic":
         return AnalyticCosts()
     if name != "measured":
-        raise SoapstoneError(f"there are no costs {name!r}; use analytic or measured")
+        remedy = meant(name, ("analytic", "measured"), "use analytic or measured")
+        raise SoapstoneError(f"there are no costs {name!r}; {remedy}")
     from ..costs.measured import MeasuredCosts  # loads torch
 
     on_cpu = topology.devices[0].kind.startswith("cpu")
@@ -136,6 +139,8 @@ def takes_strategy(command: Callable[..., None]) -> Callable[..., None]:
     def read(strategy: str, **given: Any) -> Case:
         options = {name: value for name, value in given.items() if value is not None}
         made_for = {} if strategy in BASELINES else arguments_in(strategy)
+        if "batch" in options or "batch_per_device" in options:
+            made_for = {name: value for name, value in made_for.items() if name not in ("batch", "batch_per_device")}
         known = made_for | options
         if "model" not in known or "topology" not in known:
             raise SoapstoneError(f"{strategy} does not say what it was made for; add --model MODEL and -t TOPOLOGY")

@@ -10,9 +10,18 @@ from rich.table import Table
 
 from ..baselines import BASELINES
 from ..graph import scaled
-from ..report import Comparison, compared, layers_of, placed, sooner, summary, worth
-from ..report.layers import Layer, folds_of
-from ..report.words import titled
+from ..report import (
+    Comparison,
+    Layer,
+    compared,
+    folds_of,
+    layers_of,
+    placed,
+    sooner,
+    summary,
+    titled,
+    traffic,
+)
 from ..simulator import Simulation, simulate
 from .arguments import Case, StrategyFile, takes_strategy
 from .common import AsJson, print_all, print_json
@@ -106,10 +115,8 @@ def _signed(size: int) -> str:
 def _choices(comparison: Comparison) -> list[Table | str]:
     if not comparison.choices:
         return []
-    op_of, topology = comparison.ours.graph.ops, comparison.ours.topology
     lines = [
-        f"[bold]{escape(titled(choice))}[/]: {placed(choice.ours, op_of[choice.ops[0]], topology)}; "
-        f"{worth(choice, comparison)}"
+        f"[bold]{escape(titled(choice))}[/]: {escape(traffic(choice, comparison))}: {sooner(choice.time)}"
         for choice in comparison.choices
     ]
     rest = [f"{comparison.others} more choices are worth less."] if comparison.others else []

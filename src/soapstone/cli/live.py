@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live as Screen
 from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from ..searching import Progress, ProofProgress
+from .braille import drawn
 from .common import milliseconds
 
 EVERY = 5.0  # seconds between two lines
+CURVE = (60, 6)  # letters and lines
 
 
 class Live:
@@ -26,8 +29,11 @@ class Live:
         self.what, self.data_parallel, self.budget, self.bar, self.console = what, data_parallel, budget, bar, console
         self._task = None if bar is None else bar.add_task(escape(what), total=1.0, facts="")
         self._told = 0.0
+        self._curve: list[tuple[float, float]] = []
 
     def __call__(self, now: Progress | ProofProgress) -> None:
+        if now.makespan is not None:
+            self._curve.append((now.seconds, now.makespan))
         if self.bar is not None and self._task is not None:
             self.bar.update(self._task, completed=now.share, facts=self._facts(now))
         elif now.seconds - self._told >= EVERY:
@@ -38,6 +44,17 @@ class Live:
         """For what says no more than how far it is."""
         if self.bar is not None and self._task is not None:
             self.bar.update(self._task, completed=share)
+
+    def __rich__(self) -> Group:
+        """The curve of the best so far, under a line at data parallelism, and the bar."""
+        if self.bar is None or not self._curve:
+            return Group(*filter(None, [self.bar]))
+        seconds = self._curve[-1][0] if self.budget is None else self.budget
+        top = max(self.data_parallel, self._curve[0][1])
+        lines = drawn(self._curve, *CURVE, max(seconds, self._curve[-1][0]), top)
+        labels = {0: milliseconds(top), len(lines) - 1: "0 ms"}
+        rows = [f"{labels.get(i, ''):>12} [cyan]{line}[/]" for i, line in enumerate(lines)]
+        return Group(*rows, self.bar)
 
     def _facts(self, now: Progress | ProofProgress) -> str:
         facts = [getattr(now, "phase", "")] if not now.seconds else []
@@ -78,13 +95,18 @@ def measuring(what: str) -> Iterator[Measuring]:
 
 @contextmanager
 def live(what: str, data_parallel: float, budget: float | None) -> Iterator[Live]:
-    with _bar(what) as (bar, console):
-        yield Live(what, data_parallel, budget, bar, console)
+    with _bar(what, shown=False) as (bar, console):
+        show = Live(what, data_parallel, budget, bar, console)
+        if bar is None:
+            yield show
+            return
+        with Screen(show, console=console, transient=True, refresh_per_second=8):
+            yield show
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[tuple[Bar | None, Console]]:
-    """A bar where a person looks; else a line that says what begins."""
+def _bar(what: str, shown: bool = True) -> Iterator[tuple[Bar | None, Console]]:
+    """A bar where a person looks, unless somebody else shows it; else a line that says what begins."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(f"{what} ...", highlight=False, markup=False)
@@ -97,5 +119,6 @@ def _bar(what: str) -> Iterator[tuple[Bar | None, Console]]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[facts]}"),
     )
-    with Bar(*columns, console=console, transient=True) as bar:
+    bar = Bar(*columns, console=console, transient=True)
+    with bar if shown else nullcontext():
         yield bar, console

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from ..baselines import BASELINES
-from ..errors import SoapstoneError
+from ..errors import SoapstoneError, meant
 from ..files import check_writable
 from ..searching import SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
 from ..simulator import Simulation, simulate
@@ -139,7 +139,8 @@ def search_command(
 ) -> None:
     """Find a fast strategy. Ctrl-C ends it with the best so far."""
     if method not in METHODS:
-        raise SoapstoneError(f"there is no method {method!r}; use one of {', '.join(METHODS)}")
+        remedy = meant(method, METHODS, f"use one of {', '.join(METHODS)}")
+        raise SoapstoneError(f"there is no method {method!r}; {remedy}")
     if output is not None:
         check_writable(output)
     wanted = Wanted(budget, proposals, seed, chains, memory_limit)
@@ -173,8 +174,10 @@ def compare(
 ) -> None:
     """Put the approaches side by side. Ctrl-C ends the search at hand and leaves out those after it."""
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
-    if not names or any(name not in (*BASELINES, *METHODS) for name in names):
-        raise SoapstoneError(f"there is no approach {methods!r}; use some of {', '.join((*BASELINES, *METHODS))}")
+    known = (*BASELINES, *METHODS)
+    if wrong := [name for name in names or [""] if name not in known]:
+        remedy = meant(wrong[0], known, f"use some of {', '.join(known)}")
+        raise SoapstoneError(f"there is no approach {wrong[0]!r}; {remedy}")
     wanted = Wanted(budget, proposals, seed, chains, memory_limit)
     measure_space(case)
     data = _simulated(case, BASELINES["data"](case.graph, case.topology))

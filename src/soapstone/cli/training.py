@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ..errors import RankError, SoapstoneError
+from ..errors import RankError, SoapstoneError, meant
 from ..files import check_writable
 from ..graph import scaled
 from ..loading import load_workload
@@ -108,7 +109,8 @@ class Run:
             "adamw": lambda p: torch.optim.AdamW(p, lr=self.lr),
         }
         if self.optimizer not in makers:
-            raise SoapstoneError(f"optimizer {self.optimizer!r} is not known; use {', '.join(makers)}")
+            remedy = meant(self.optimizer, makers, f"use {', '.join(makers)}")
+            raise SoapstoneError(f"optimizer {self.optimizer!r} is not known; {remedy}")
         return makers[self.optimizer](parameters)
 
 
@@ -128,6 +130,7 @@ def train(
 ) -> None:
     """Really train a model's example batch under a strategy, under torchrun: throughput, loss, idle shares, and the
     predicted against the measured time of a step."""
+    from ..runtime.agreement import agree
     from ..runtime.transports import joined
 
     if trace is not None:
@@ -136,6 +139,7 @@ def train(
     with joined(EXAMPLE) as (transport, place):
         import torch
 
+        agree(transport, lambda: _check_ranks(case.topology, transport.size))
         case = _measured_once(case, chosen, transport)
         torch.manual_seed(seed)
         work = load_workload(case.request).on(place)
@@ -147,6 +151,18 @@ def train(
             if trace is not None:
                 save_events([h for record in found.records for h in record.happenings], trace)
             print_json(found.described()) if as_json else print_all(*found.shown(case))
+
+
+def _check_ranks(topology: Topology, size: int) -> None:
+    """Raise RankError unless there is a rank for each device."""
+    if size == topology.num_devices:
+        return
+    nodes = Counter(device.node for device in topology.devices)
+    several = f" on each of {len(nodes)} machines" if len(nodes) > 1 else ""
+    raise RankError(
+        f"there are {size} ranks for {topology.num_devices} devices; start torchrun with --nproc-per-node "
+        f"{max(nodes.values())}{several}, or name a topology of {size} devices with -t"
+    )
 
 
 def _measured_once(case: Case, strategy: Strategy, transport: Transport) -> Case:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import SoapstoneError
+from ..errors import SoapstoneError, meant
 from ..graph import ITEM_SIZES, Op, OperatorGraph, Step, Value
 from ..rules import RULES, Family, facts_of
 from .protocol import Costs, OpTimes
@@ -64,7 +64,8 @@ class AnalyticCosts(Costs):
     def update(self, device_kind: str, optimizer: str) -> tuple[int, float]:
         known = _table()["updates"]
         if optimizer not in known:
-            raise SoapstoneError(f"no costs for optimizer {optimizer!r}; there are {', '.join(known)}")
+            remedy = meant(optimizer, known, f"there are {', '.join(known)}")
+            raise SoapstoneError(f"no costs for optimizer {optimizer!r}; {remedy}")
         device = _device(device_kind)
         return int(device["launch"]), known[optimizer] / (0.8 * float(device["bandwidth"])) * 1e9
 
@@ -100,7 +101,7 @@ def _work(op: Op, step: Step, dims: Box, needs: list[Box], outputs: list[Box]) -
         reads[0] = writes[0]
     if facts.family == "attention" and step.args.get("is_causal"):
         flops /= 2
-    tiles = _tiles(facts.family, flops, outputs)
+    tiles = _tiles(facts.family, flops, outputs, op.values[step.outputs[0]])
     if facts.tiled:
         waste = _waste(op.values[step.outputs[0]], outputs[0])
         flops, tiles = flops * waste, tiles * waste
@@ -109,11 +110,12 @@ def _work(op: Op, step: Step, dims: Box, needs: list[Box], outputs: list[Box]) -
     return Work(facts.family, flops, sum(reads) + sum(writes), tiles, op.values[step.outputs[0]].dtype)
 
 
-def _tiles(family: Family, flops: float, outputs: list[Box]) -> float:
-    """The pieces of work that can go on side by side: tiles of a product, channels of a batch norm."""
+def _tiles(family: Family, flops: float, outputs: list[Box], value: Value) -> float:
+    """The pieces of work that can go on side by side: tiles of a product, channels of a batch norm. `value` is the
+    first output; an axis of size 1 has no dim in its box."""
     if family == "batch_norm":
-        (_, (low, high), *_), *_ = outputs
-        return high - low
+        samples, channels, *_ = value.factoring
+        return _size(outputs[0][len(samples) : len(samples) + len(channels)])
     made = sum(map(_size, outputs))
     terms = flops / max(2 * made, 1)
     return made / TILE * (max(1, terms / SPLIT) if family in ("dense", "cell") else 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _core
-from ..errors import GraphError
+from ..errors import GraphError, meant
 from ..files import decode, encode, read_json, write_atomically
 from .facts import Facts, facts_of
 from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
@@ -52,7 +52,8 @@ class OperatorGraph:
     def index(self, name: str) -> int:
         """The op's place in `ops`. Raises GraphError for an unknown name."""
         if name not in self._index:
-            raise GraphError(f"the graph has no op {name!r}; it has {', '.join(list(self._index)[:8])}, ...")
+            remedy = meant(name, self._index, f"it has {', '.join(list(self._index)[:8])}, ...")
+            raise GraphError(f"the graph has no op {name!r}; {remedy}")
         return self._index[name]
 
     def op(self, name: str) -> Op:
@@ -70,6 +71,12 @@ class OperatorGraph:
     def unruled(self) -> tuple[str, ...]:
         """The kinds without a rule, which stay whole."""
         return tuple(self.facts.unruled)
+
+    @property
+    def samples(self) -> int:
+        """How many samples a batch has; 1 where no input says it."""
+        dims = zip(self.inputs, self.settings.batch_dims)
+        return next((self.tensors[i].shape[dim] for i, dim in dims if dim is not None), 1)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:

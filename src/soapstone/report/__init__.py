@@ -3,9 +3,10 @@
 from .breakdown import Breakdown, breakdown_of
 from .choices import Choice, Comparison, compared
 from .layers import Fold, Layer, folds_of, layers_of
+from .page import write_page
 from .payload import Approach, Report, payload_of
-from .trace import save_events, save_trace
-from .words import lasting, placed, sentence, sooner, summary, titled, worth
+from .trace import Happening, save_events, save_trace
+from .words import lasting, placed, sentence, sooner, summary, titled, traffic
 
 __all__ = [
     "Approach",
@@ -13,6 +14,7 @@ __all__ = [
     "Choice",
     "Comparison",
     "Fold",
+    "Happening",
     "Layer",
     "Report",
     "breakdown_of",
@@ -28,5 +30,6 @@ __all__ = [
     "sooner",
     "summary",
     "titled",
-    "worth",
+    "traffic",
+    "write_page",
 ]

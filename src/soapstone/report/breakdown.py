@@ -9,8 +9,6 @@ import numpy as np
 
 from ..simulator import COMBINE, SYNC, TRANSFER, Simulation
 
-_MOVES = (TRANSFER, COMBINE, SYNC)
-
 
 @dataclass(frozen=True)
 class Breakdown:
@@ -26,37 +24,34 @@ class Breakdown:
 
 def breakdown_of(sim: Simulation) -> Breakdown:
     count = sim.topology.num_devices
-    compute, communication, waiting, idle = ([0] * count for _ in range(4))
-    for device in range(count):
-        free = 0
-        for row, start, end in _served(sim, device):
-            exposed = _moving(sim, row, free, start)
-            communication[device] += exposed
-            waiting[device] += max(start - free, 0) - exposed
-            busy = communication if sim.tasks["kind"][row] in _MOVES else compute
-            busy[device] += end - start
-            free = end
-        idle[device] = sim.makespan_ns - free
-    return Breakdown(compute, communication, waiting, idle)
+    compute, communication, waiting = ([0] * count for _ in range(3))
+    free = [0] * count
+    moves = np.isin(sim.tasks["kind"], (TRANSFER, COMBINE, SYNC))
+    for device, row, start, end in _served(sim):
+        exposed = _moving(sim, moves, row, free[device], start)
+        communication[device] += exposed
+        waiting[device] += max(start - free[device], 0) - exposed
+        (communication if moves[row] else compute)[device] += end - start
+        free[device] = end
+    return Breakdown(compute, communication, waiting, [sim.makespan_ns - time for time in free])
 
 
-def _served(sim: Simulation, device: int) -> Iterator[tuple[int, int, int]]:
-    """What holds a device: (row, start, end), in order."""
-    native = sim.native
-    here = native.hold_resources == device
+def _served(sim: Simulation) -> Iterator[tuple[int, int, int, int]]:
+    """What holds devices: (device, row, start, end), in the order of their starts."""
+    resources, rows, durations = sim.native.hold_resources, sim.native.hold_rows, sim.native.hold_durations
+    here = np.flatnonzero(resources < sim.topology.num_devices)
     starts = sim.timeline.hold_start[here]
-    order = np.argsort(starts, kind="stable")
-    rows, begins = native.hold_rows[here][order], starts[order]
-    ends = begins + native.hold_durations[here][order]
-    yield from zip(rows.tolist(), begins.tolist(), ends.tolist())
+    here = here[np.argsort(starts, kind="stable")]
+    starts = sim.timeline.hold_start[here]
+    yield from zip(resources[here].tolist(), rows[here].tolist(), starts.tolist(), (starts + durations[here]).tolist())
 
 
-def _moving(sim: Simulation, row: int, since: int, until: int) -> int:
+def _moving(sim: Simulation, moves: np.ndarray, row: int, since: int, until: int) -> int:
     """How long what made a task ready was on its way, in the time that the device had nothing else to do."""
     if until <= since:
         return 0
-    tasks = sim.tasks
-    last = next((i for i in sim.predecessors(row) if tasks["end"][i] == tasks["ready"][row]), None)
-    if last is None or tasks["kind"][last] not in _MOVES:
+    ready, end, start = (sim.tasks[name] for name in ("ready", "end", "start"))
+    last = next((i for i in sim.predecessors(row) if end[i] == ready[row]), None)
+    if last is None or not moves[last]:
         return 0
-    return max(min(until, int(tasks["end"][last])) - max(since, int(tasks["start"][last])), 0)
+    return max(min(until, int(end[last])) - max(since, int(start[last])), 0)

@@ -3,6 +3,7 @@ choices is worth. Each number comes from a simulation in which just that choice 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,9 +78,13 @@ def _groups(strategy: Strategy, other: Strategy) -> dict[tuple[str, Configuratio
 
 
 def _title(strategy: Strategy, pattern: str, ops: tuple[int, ...]) -> str:
-    """The layer's name where it is only one."""
-    layers = {strategy.graph.ops[i].layer for i in ops}
-    return layers.pop() if len(layers) == 1 else pattern
+    """The layer's name where it is only one; for several what their names have in common, where that says enough."""
+    layers = list(dict.fromkeys(re.sub(r"_\d+$", "", strategy.graph.ops[i].layer) for i in ops))
+    if len(layers) == 1:
+        return layers[0]
+    if pattern.count("*") == 1:
+        return pattern
+    return f"{layers[0]}, {layers[1]}" + (f" and {len(layers) - 2} more" if len(layers) > 2 else "")
 
 
 def _taken_back(other: Strategy, ops: tuple[int, ...]) -> dict[str, Configuration]:

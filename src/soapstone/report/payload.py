@@ -6,6 +6,7 @@ import base64
 import gzip
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from .breakdown import breakdown_of
 from .choices import Comparison
 from .layers import Layer, folds_of, layers_of
 from .trace import Happening
-from .words import sentence, summary
+from .words import summary, titled, traffic
 
 FORMAT = 1
 _TYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "f64": "<f8"}
@@ -54,6 +55,7 @@ def payload_of(report: Report) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "title": report.title,
+        "version": version("soapstone"),
         "setting": [list(row) for row in report.setting],
         "headline": {
             "makespan": sim.makespan_ns,
@@ -232,8 +234,8 @@ def _words(comparison: Comparison | None, layers: Sequence[Layer]) -> dict[str, 
     choices = [
         {
             "layers": sorted({layer_of[op] for op in choice.ops}),
-            "title": choice.title,
-            "sentence": sentence(choice, comparison),
+            "title": titled(choice),
+            "sentence": traffic(choice, comparison),
             "gain": choice.time,
             "gradient_bytes": choice.gradients,
             "activation_bytes": choice.activations,

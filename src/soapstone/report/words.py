@@ -17,20 +17,20 @@ _NEGLIGIBLE = 0.001  # of what is moved
 def sentence(choice: Choice, comparison: Comparison) -> str:
     """What a choice is and what it is worth: "head: channels split over 4 devices; saves 131 MB of gradient sums, costs
     8 MB of activations: 61 ms sooner"."""
+    return f"{titled(choice)}: {traffic(choice, comparison)}: {sooner(choice.time)}"
+
+
+def traffic(choice: Choice, comparison: Comparison) -> str:
+    """How its ops are placed, and what that saves and costs."""
     op = comparison.ours.graph.ops[choice.ops[0]]
-    how = placed(choice.ours, op, comparison.ours.topology)
-    return f"{titled(choice)}: {how}; {worth(choice, comparison)}"
-
-
-def worth(choice: Choice, comparison: Comparison) -> str:
-    """What a choice saves, costs, and gains."""
     least = _NEGLIGIBLE * max(comparison.ours.bytes_moved, comparison.theirs.bytes_moved)
     moved = [
         f"{'saves' if size > 0 else 'costs'} {scaled(abs(size), 'B')} of {what}"
         for size, what in ((choice.gradients, "gradient sums"), (choice.activations, "activations"))
         if abs(size) > least
     ]
-    return f"{', '.join(moved) or 'moves about as much'}: {sooner(choice.time)}"
+    how = placed(choice.ours, op, comparison.ours.topology)
+    return f"{how}; {', '.join(moved) or 'moves about as much'}"
 
 
 def sooner(ns: int) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..errors import StrategyError
+from ..errors import StrategyError, meant
 from ..files import shortened
 from ..graph import Op
 
@@ -45,6 +45,10 @@ class Configuration:
     def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...]]]:
         return Configuration, (dict(self.degrees), self.devices)
 
+    def __str__(self) -> str:
+        split = " ".join(f"{name}={degree}" for name, degree in self.degrees.items())
+        return f"{split or 'whole'} on {written(self.devices)}"
+
     @property
     def num_parts(self) -> int:
         return prod(self.degrees.values())
@@ -60,7 +64,8 @@ class Configuration:
             dim = op.dim(name)
             if dim is None:
                 known = ", ".join(d.name for d in op.dims) or "none"
-                raise StrategyError(f"{where} splits {name!r}, which it does not have; its dims are: {known}")
+                remedy = meant(name, [d.name for d in op.dims], f"its dims are: {known}")
+                raise StrategyError(f"{where} splits {name!r}, which it does not have; {remedy}")
             if not dim.splittable:
                 raise StrategyError(f"{where} splits {name!r}, which is needed whole; give it degree 1")
             if degree > dim.size:
@@ -81,3 +86,12 @@ class Configuration:
         numbers = np.arange(self.num_parts).reshape([self.degrees[name] for name in given])
         left = numbers[tuple(slice(kept[name]) for name in given)].reshape(-1)
         return Configuration(kept, tuple(self.devices[i] for i in left))
+
+
+def written(devices: tuple[int, ...]) -> str | list[int]:
+    """A range where the devices are one."""
+    first, last = devices[0], devices[-1]
+    step = devices[1] - first if len(devices) > 1 else 1
+    if step < 1 or list(devices) != list(range(first, last + 1, step)):
+        return list(devices)
+    return f"{first}" if len(devices) == 1 else f"{first}-{last}" if step == 1 else f"{first}-{last}:{step}"

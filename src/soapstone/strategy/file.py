@@ -5,9 +5,9 @@
      "ops": {"encoder.*": {"devices": "1"}, "head": {"degrees": {"channel": 2, "sample": 2}, "devices": [0, 2, 1, 3]}}}
 
 An op takes the row of its own name, else the most specific pattern that fits it, else the default. A row under an op's
-own name must be legal for it; a pattern's or the default's is fitted: dims that the op cannot split stay whole. Devices
-are a list in row-major order of the parts, or a range, "0-15" or "0-12:4". `made_for` is written by `save` and compared
-when the file is read.
+own name must be legal for it; a pattern's or the default's is fitted: dims that the op cannot split stay whole, but one
+of its ops must have each. Devices are a list in row-major order of the parts, or a range, "0-15" or "0-12:4".
+`made_for` is written by `save` and compared when the file is read.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..errors import StrategyError
+from ..errors import StrategyError, meant
 from ..files import read_json, shortened, write_atomically
-from ..graph import OperatorGraph
+from ..graph import Op, OperatorGraph
 from ..topology import Topology
-from .configuration import Configuration
+from .configuration import Configuration, written
+from .patterns import assigned, folded
 
 KIND, FORMAT = "soapstone strategy", 2
 _PLAIN = (str, int, float, list)
@@ -38,14 +38,23 @@ def write(
     configurations: Mapping[str, Configuration],
     arguments: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the strategy; the commonest configuration is the default where it is more than one op's."""
-    (common, count), *_ = Counter(configurations.values()).most_common(1)
-    shared = {name for name, c in configurations.items() if c == common == common.fitted(graph.op(name)) and count > 1}
-    head: dict[str, Any] = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology, arguments)}
-    if shared:
-        head["default"] = _row(common)
-    rows = {name: _row(c) for name, c in configurations.items() if name not in shared}
-    write_atomically(path, _lines({**head, "ops": {}}).removesuffix("{}\n}") + _lines(rows, "  ") + "\n}\n")
+    """Write the strategy, with a pattern or the default for ops that are configured alike."""
+    content = data_of(graph, topology, configurations, arguments)
+    rows = content.pop("ops")
+    write_atomically(path, _lines({**content, "ops": {}}).removesuffix("{}\n}") + _lines(rows, "  ") + "\n}\n")
+
+
+def data_of(
+    graph: OperatorGraph,
+    topology: Topology,
+    configurations: Mapping[str, Configuration],
+    arguments: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the file of a strategy holds."""
+    default, rows = folded(graph, configurations)
+    head = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology, arguments)}
+    shared = {} if default is None else {"default": _row(default)}
+    return {**head, **shared, "ops": {name: _row(configuration) for name, configuration in rows.items()}}
 
 
 def _lines(data: dict[str, Any], margin: str = " ") -> str:
@@ -98,24 +107,33 @@ def _content(path: str | Path) -> dict[str, Any]:
 def _assign(
     named: Mapping[str, Configuration], default: Configuration | None, graph: OperatorGraph, notes: list[str]
 ) -> dict[str, Configuration]:
-    patterns = [name for name in named if name not in graph]
-    patterns.sort(key=lambda pattern: len(pattern.replace("*", "")), reverse=True)
-    used: set[str] = set()
-    found: dict[str, Configuration] = {}
-    for op in graph.ops:
-        pattern = next((p for p in patterns if fnmatchcase(op.name, p)), None)
-        if op.name in named:
-            found[op.name] = named[op.name]
-        elif pattern is not None:
-            used.add(pattern)
-            found[op.name] = named[pattern].fitted(op)
-        elif default is not None:
-            found[op.name] = default.fitted(op)
-    if missing := [op.name for op in graph.ops if op.name not in found]:
+    takes = assigned(named, default, graph)
+    if missing := [op.name for op in graph.ops if op.name not in takes]:
         raise StrategyError(f"it has no configuration for {_some(missing)}, and no default")
-    if unused := [p for p in patterns if p not in used]:
-        notes.append(f"it names {_some(unused)}, which this graph does not have")
+    used = set(takes.values())
+    if unused := [name for name in named if name not in used]:
+        known = [] if set(unused[0]) & set("*?[") else [op.name for op in graph.ops]
+        remedy = meant(unused[0], known, "")
+        notes.append(f"it names {_some(unused)}, which this graph does not have{remedy and '; ' + remedy}")
+    found: dict[str, Configuration] = {}
+    for row in dict.fromkeys(takes.values()):
+        configuration = default if row is None else named[row]
+        assert configuration is not None
+        ops = [op for op in graph.ops if takes[op.name] == row]
+        if row not in graph:
+            _check_dims(row, configuration, ops)
+        found.update({op.name: configuration if op.name == row else configuration.fitted(op) for op in ops})
     return found
+
+
+def _check_dims(pattern: str | None, configuration: Configuration, ops: list[Op]) -> None:
+    """Raise StrategyError for a dim that none of the ops has: fitting would drop it without a word."""
+    where = "the default" if pattern is None else f"pattern {pattern!r}"
+    dims = list(dict.fromkeys(dim.name for op in ops for dim in op.dims))
+    for name in configuration.degrees:
+        if name not in dims:
+            remedy = meant(name, dims, f"their dims are: {', '.join(dims) or 'none'}")
+            raise StrategyError(f"{where} splits {name!r}, which no op that it applies to has; {remedy}")
 
 
 def _made_for(graph: OperatorGraph, topology: Topology, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -152,16 +170,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _row(configuration: Configuration) -> dict[str, Any]:
-    return {"degrees": dict(configuration.degrees), "devices": _written(configuration.devices)}
-
-
-def _written(devices: tuple[int, ...]) -> str | list[int]:
-    """A range where the devices are one."""
-    first, last = devices[0], devices[-1]
-    step = devices[1] - first if len(devices) > 1 else 1
-    if step < 1 or list(devices) != list(range(first, last + 1, step)):
-        return list(devices)
-    return f"{first}" if len(devices) == 1 else f"{first}-{last}" if step == 1 else f"{first}-{last}:{step}"
+    return {"degrees": dict(configuration.degrees), "devices": written(configuration.devices)}
 
 
 def _configuration(path: str | Path, what: str, row: object) -> Configuration:

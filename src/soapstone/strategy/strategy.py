@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import StrategyError
+from ..errors import StrategyError, meant
 from ..graph import OperatorGraph
 from ..topology import Topology
 from .configuration import Configuration
-from .file import read, write
+from .file import data_of, read, write
+from .patterns import assigned, folded
+
+MOST_LINES = 40
 
 
 class Strategy(Mapping[str, Configuration]):
@@ -26,7 +30,8 @@ class Strategy(Mapping[str, Configuration]):
             if not isinstance(configuration, Configuration):
                 raise StrategyError(f"op {name!r} needs a Configuration, not {type(configuration).__name__}")
             if name not in graph:
-                raise StrategyError(f"the graph has no op {name!r}; its ops are {', '.join(names[:8])}, ...")
+                remedy = meant(name, names, f"its ops are {', '.join(names[:8])}, ...")
+                raise StrategyError(f"the graph has no op {name!r}; {remedy}")
         if missing := [name for name in names if name not in configurations]:
             raise StrategyError(f"the strategy has no configuration for {', '.join(missing[:8])}; give every op one")
         for op in graph.ops:
@@ -37,7 +42,8 @@ class Strategy(Mapping[str, Configuration]):
 
     def __getitem__(self, name: str) -> Configuration:
         if name not in self._configurations:
-            raise StrategyError(f"the strategy has no op {name!r}")
+            remedy = meant(name, self._configurations, f"it has {', '.join(list(self._configurations)[:8])}, ...")
+            raise StrategyError(f"the strategy has no op {name!r}; {remedy}")
         return self._configurations[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -51,6 +57,20 @@ class Strategy(Mapping[str, Configuration]):
 
     def __repr__(self) -> str:
         return f"Strategy({len(self)} ops, {self.topology.num_devices} devices)"
+
+    def __str__(self) -> str:
+        """A line for ops that are configured alike and have like names."""
+        default, rows = folded(self.graph, self)
+        takes = Counter(assigned(rows, default, self.graph).values())
+        lines = [(name, takes[name], configuration) for name, configuration in rows.items()]
+        if default is not None:
+            lines.append(("all others", takes[None], default))
+        return _tabulated(lines)
+
+    @property
+    def devices(self) -> list[int]:
+        """The devices that have anything to do."""
+        return sorted({device for configuration in self.values() for device in configuration.devices})
 
     @property
     def graph_fingerprint(self) -> str:
@@ -78,6 +98,10 @@ class Strategy(Mapping[str, Configuration]):
                 f"the strategy is for {self.topology.num_devices} devices, the topology has {topology.num_devices}"
             )
 
+    def to_data(self) -> dict[str, Any]:
+        """What `save` writes."""
+        return data_of(self.graph, self.topology, self)
+
     def save(self, path: str | Path, arguments: Mapping[str, Any] | None = None) -> None:
         """Write the strategy as JSON that a person can read and change. `arguments` are what a command was asked for;
         others then know what it was made for."""
@@ -91,3 +115,14 @@ class Strategy(Mapping[str, Configuration]):
         strategy = cls(graph, topology, configurations)
         strategy.notes = notes
         return strategy
+
+
+def _tabulated(rows: list[tuple[str, int, Configuration]]) -> str:
+    """Names, how many ops have them, degrees and devices, in columns; not more rows than a person reads."""
+    shown = rows if len(rows) < MOST_LINES else rows[: MOST_LINES - 2]
+    cells = [("op", "ops", "split", "devices")]
+    cells += [(name, str(count), *str(configuration).split(" on ")) for name, count, configuration in shown]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = [f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:{widths[2]}}  {d}" for a, b, c, d in cells]
+    left = sum(count for _, count, _ in rows[len(shown) :])
+    return "\n".join([*lines, f"... and {left:,} more"] if left else lines)

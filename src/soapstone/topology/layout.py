@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import TopologyError
+from ..errors import TopologyError, meant
 from .vertices import Device, Link
 
 Vertices = tuple[tuple[Device, ...], tuple[Link, ...]]
@@ -73,7 +73,8 @@ def _match(word: str, text: str) -> re.Match[str]:
     if match is None:
         raise TopologyError(f"topology {text!r}: write PRESET:NODESxDEVICES, such as p100:4x4; presets are {known}")
     if match[1] not in preset_names():
-        raise TopologyError(f"topology {text!r}: no preset {match[1]!r}; there are {known}")
+        remedy = meant(match[1], preset_names(), f"there are {known}")
+        raise TopologyError(f"topology {text!r}: no preset {match[1]!r}; {remedy}")
     if int(match[2]) < 1 or int(match[3]) < 1:
         raise TopologyError(f"topology {text!r}: has no device; both numbers must be at least 1")
     return match

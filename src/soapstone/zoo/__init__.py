@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import CaptureError
+from ..errors import CaptureError, meant
 from .catalogue import ENTRIES, Entry, Size
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ def names() -> list[str]:
 def entry(name: str) -> Entry:
     """What there is to know about a model without making it. Raises CaptureError for an unknown name."""
     if name not in ENTRIES:
-        raise CaptureError(f"the zoo has no {name!r}; it has {', '.join(ENTRIES)}")
+        remedy = meant(name, ENTRIES, f"it has {', '.join(ENTRIES)}")
+        raise CaptureError(f"the zoo has no {name!r}; {remedy}")
     return ENTRIES[name]
 
 
@@ -41,7 +42,8 @@ def check(name: str, batch: int | None, sizes: dict[str, Size]) -> None:
         raise CaptureError(f"batch={batch!r} is not a number of samples; use 1 or more")
     for key, size in sizes.items():
         if key not in found.sizes:
-            raise CaptureError(f"{name} has no size {key!r}; it has {', '.join(found.sizes)}")
+            remedy = meant(key, found.sizes, f"it has {', '.join(found.sizes)}")
+            raise CaptureError(f"{name} has no size {key!r}; {remedy}")
         _check(key, size, like=found.sizes[key])
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ...errors import SoapstoneError
+from ...errors import SoapstoneError, meant
 from .rounds import Pace, Timed, time_all
 
 COUNT = 16  # tensors
@@ -24,7 +24,8 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def measured_update(optimizer: str, pace: Pace, wait: Callable[[], None]) -> tuple[int, float]:
     """Raises SoapstoneError for an unknown optimizer."""
     if optimizer not in _OPTIMIZERS:
-        raise SoapstoneError(f"no costs for optimizer {optimizer!r}; there are {', '.join(_OPTIMIZERS)}")
+        remedy = meant(optimizer, _OPTIMIZERS, f"there are {', '.join(_OPTIMIZERS)}")
+        raise SoapstoneError(f"no costs for optimizer {optimizer!r}; {remedy}")
     small, large = (Timed(_step(optimizer, size)) for size in (SMALL, LARGE))
     time_all([small, large], pace, wait)
     slope = (large.nanoseconds - small.nanoseconds) / (COUNT * (LARGE - SMALL))

@@ -1,0 +1,70 @@
+"""`soapstone report`, and the reports that other commands write: one HTML file that shows all that is known."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..files import check_writable
+from ..graph import scaled
+from ..report import Approach, Happening, Report, compared, payload_of, write_page
+from ..simulator import Simulation, simulate
+from .arguments import Case, StrategyFile, takes_strategy
+from .common import say
+from .live import measuring
+
+ReportFile = Annotated[Path | None, typer.Option("--report", help="Write all that is known here, as an HTML page.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="The page, an HTML file.")]
+
+
+@takes_strategy
+def report(case: Case, strategy: StrategyFile, output: Output = Path("report.html")) -> None:
+    """Show a strategy: how every layer is split, one step moment by moment, why it wins, what fills the memory."""
+    check_writable(output)
+    sim = simulate(case.graph, case.topology, case.strategy(strategy), training=case.training)
+    write_report(case, sim, output, name=strategy)
+
+
+def write_report(
+    case: Case,
+    sim: Simulation,
+    path: Path,
+    *,
+    name: str,
+    approaches: Sequence[Approach] = (),
+    curve: Sequence[tuple[int, float, float]] = (),
+    happenings: Sequence[Happening] = (),
+) -> None:
+    """The page of a strategy that was played, held against data parallelism."""
+    with measuring("Taking choices back one by one") as show:
+        comparison = compared(sim, case.strategy("data"), progress=show)
+    rows = approaches or [Approach("data", comparison.theirs), Approach(name, sim)]
+    title = f"{case.model} on {case.arguments['topology']}"
+    figures = _figures(case, sim)
+    known = Report(title, sim, comparison, name, _setting(case), figures, rows, curve, happenings)
+    write_page(payload_of(known), path)
+    say(f"Report written to {path}: open it in a browser.")
+
+
+def _figures(case: Case, sim: Simulation) -> list[tuple[str, str]]:
+    return [
+        ("samples a second", f"{case.graph.samples / sim.makespan:,.0f}"),
+        ("moved", scaled(sim.bytes_moved, "B")),
+        ("fullest device", scaled(max(sim.peak_memory), "B")),
+        ("tasks", f"{len(sim.tasks):,}"),
+    ]
+
+
+def _setting(case: Case) -> list[tuple[str, str]]:
+    """What was asked for, and what was taken where nobody asked."""
+    given = {name: str(value) for name, value in case.arguments.items() if value not in (None, "", [])}
+    given["batch"] = f"{case.graph.samples} in all"
+    given["bucket_bytes"] = scaled(case.training.bucket_bytes_on(case.topology), "B")
+    names = {"bucket_bytes": "gradient buckets", "batch_norm": "batch norm", "batch_per_device": "batch per device"}
+    rows = [(names.get(name, name), value) for name, value in given.items()]
+    return [*rows, ("command", shlex.join(["soapstone", *sys.argv[1:]]))]
