@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable
 from functools import cache
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ def check_writable(path: str | Path) -> None:
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another name or folder") from None
+
+
+def unused_path(path: Path) -> Path:
+    """This path, or the first of path-2, path-3, ... that there is not yet; made as an empty file, so that no other
+    process takes it. Raises SoapstoneError where the folder cannot be written."""
+    for name in chain([path], (path.with_stem(f"{path.stem}-{number}") for number in count(2))):
+        try:
+            name.touch(exist_ok=False)
+            return name
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SoapstoneError(f"cannot write {name}: {error.strerror}; choose another name or folder") from None
+    raise AssertionError
 
 
 def shortened(value: object) -> str:

@@ -218,7 +218,8 @@ def test_compare_puts_the_approaches_side_by_side(
 ) -> None:
     words = ["compare", *SMALL, "-t", "p100:1x2", "--proposals", "200"]
     assert run(monkeypatch, *words) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    table, *_ = capsys.readouterr().out.split("\n\n")
+    rows = [line.split() for line in table.splitlines()[1:]]
     assert [row[0] for row in rows] == ["data", "model", "expert", "optcnn", "paper", "soapstone"]
     assert rows[0][3] == "1.00x"
     assert run(monkeypatch, *words, "--dtype", "float64", "--methods", "soapstone, data", "--json") == 0

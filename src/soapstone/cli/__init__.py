@@ -18,7 +18,8 @@ __all__ = ["main", "run"]
 app = typer.Typer(
     help="Find, show and run the fastest way to train a PyTorch model on the machines you have.",
     invoke_without_command=True,
-    add_completion=False,
+    add_completion=True,
+    rich_markup_mode=None,  # plain text, as in a manual
     pretty_exceptions_enable=False,
 )
 app.command("models")(show.models)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ class Case:
     graph: OperatorGraph
     topology: Topology
     training: Training
+    where: str  # the topology's name
+
+    @property
+    def file_name(self) -> str:
+        """What a file about this case may be called: nmt.p100-4x4."""
+        path, _, function = self.model.rpartition(":")
+        model = f"{Path(path).stem}-{function}" if path else function
+        where = Path(self.where).stem if self.where.endswith((".yaml", ".yml")) else self.where
+        return re.sub(r"[^\w.+-]+", "-", f"{model}.{where}")
 
     @property
     def model(self) -> str:
@@ -81,7 +91,7 @@ def read_case(
     machines = topology_of(topology)
     training = Training(costs_of(costs, machines), optimizer, bucket_bytes)
     request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines, amp)
-    return Case(request, captured(request, fresh), machines, training)
+    return Case(request, captured(request, fresh), machines, training, topology)
 
 
 def topology_of(name: str) -> Topology:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ..errors import SoapstoneError
 from ..files import check_writable
 from ..graph import scaled
-from .common import AsJson, print_all, print_json, say
+from .common import AsJson, Listing, print_all, print_json, say
 
 EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml"
 NumRanks = Annotated[int, typer.Argument(min=1, help="How many ranks share the GPU.")]
@@ -55,9 +54,8 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
                 }
             )
             return
-        table = Table("link", "latency", "overhead", "bandwidth", "summing", box=None)
-        for column in table.columns[1:]:
-            column.justify = "right"
+        numbers = ("latency", "overhead", "bandwidth", "summing")
+        table = Listing(("link", *numbers), numbers)
         for link in found.topology.links:
             times = (f"{link.latency / 1e3:.1f} us", f"{link.overhead / 1e3:.1f} us")
             rates = (f"{scaled(link.bandwidth, 'B')}/s", f"{scaled(link.summing or 0, 'B')}/s")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
@@ -38,13 +40,53 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
 
-def print_all(*parts: Table | str) -> None:
-    """Tables as wide as they need to be, unless a person's terminal is narrower."""
+COMFORT = 24  # what a column that wraps should have
+Cell = str | Text
+
+
+@dataclass
+class Listing:
+    """A table without lines. Columns in `wraps` break into lines where there is no room; where that leaves them too
+    little, the table does without its optional columns, as many as it must, in this order."""
+
+    headers: tuple[str, ...]
+    right: tuple[str, ...] = ()
+    wraps: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    rows: list[tuple[Cell, ...]] = field(default_factory=list)
+
+    def add_row(self, *cells: Cell) -> None:
+        self.rows.append(cells)
+
+    def table(self, console: Console) -> Table:
+        for count in range(len(self.optional) + 1):
+            kept = [header for header in self.headers if header not in self.optional[:count]]
+            widths = [min(self._width(h), COMFORT) if h in self.wraps else self._width(h) for h in kept]
+            if sum(widths) + 2 * len(widths) <= console.width:
+                break
+        table = Table(box=None)
+        for header in kept:
+            justify: JustifyMethod = "right" if header in self.right else "left"
+            table.add_column(header, justify=justify, no_wrap=header not in self.wraps)
+        places = [self.headers.index(header) for header in kept]
+        for row in self.rows:
+            table.add_row(*(row[place] for place in places))
+        return table
+
+    def _width(self, header: str) -> int:
+        place = self.headers.index(header)
+        cells = (header, *(row[place] for row in self.rows))
+        return max(Text.from_markup(cell).cell_len if isinstance(cell, str) else cell.cell_len for cell in cells)
+
+
+def print_all(*parts: Listing | str) -> None:
+    """Tables as wide as they need to be, and a line a sentence, unless a person's terminal is narrower."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=1000)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
+        shown = part.table(console) if isinstance(part, Listing) else part
+        console.print(shown, soft_wrap=isinstance(part, str) and not console.is_terminal)
 
 
 @contextmanager
@@ -114,6 +156,12 @@ def _size(text: str) -> tuple[str, Size]:
     if not name or not equals or not values:
         raise SoapstoneError(f"--size {text!r} is not NAME=N; write it as layers=4, or blocks=3,4,6,3")
     return name, values[0] if len(values) == 1 else values
+
+
+def duration(seconds: float) -> str:
+    """Milliseconds with three digits at least, to tell apart what takes less than one."""
+    ms = seconds * 1e3
+    return f"{ms:,.1f} ms" if ms >= 10 else f"{ms:.2f} ms" if ms >= 1 else f"{ms:.3f} ms"
 
 
 def milliseconds(seconds: float) -> str:

@@ -12,9 +12,10 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from ..searching import Progress, ProofProgress
-from .common import milliseconds
+from .common import duration
 
 EVERY = 5.0  # seconds between two lines
+WIDE = 120  # characters of a line with all facts
 
 
 class Live:
@@ -40,18 +41,26 @@ class Live:
             self.bar.update(self._task, completed=share)
 
     def _facts(self, now: Progress | ProofProgress) -> str:
+        if self.bar is not None and self.console.width < WIDE:
+            return self._few_facts(now)
         facts = [getattr(now, "phase", "")] if not now.seconds else []
         if isinstance(now, Progress) and now.proposals:
             facts.append(f"{now.proposals:,} proposals, {now.proposals / max(now.seconds, 1e-9):,.0f}/s")
         if now.makespan is not None:
-            facts.append(
-                f"best {milliseconds(now.makespan)}, {self.data_parallel / now.makespan:.2f}x data parallelism"
-            )
+            facts.append(f"best {duration(now.makespan)}, {self.data_parallel / now.makespan:.2f}x data parallelism")
         elif now.seconds:
             facts.append("nothing that fits yet")
         if self.budget is not None and now.seconds:
             facts.append(f"at most {max(self.budget - now.seconds, 0):.0f} s left")
         return "; ".join(facts)
+
+    def _few_facts(self, now: Progress | ProofProgress) -> str:
+        if not now.seconds:
+            return ""
+        best = "nothing that fits yet"
+        if now.makespan is not None:
+            best = f"{duration(now.makespan)}, {self.data_parallel / now.makespan:.2f}x data"
+        return best if self.budget is None else f"{best}; {max(self.budget - now.seconds, 0):.0f} s left"
 
 
 class Measuring:
@@ -90,11 +99,12 @@ def _bar(what: str) -> Iterator[tuple[Bar | None, Console]]:
         console.print(f"{what} ...", highlight=False, markup=False)
         yield None, console
         return
+    wide = console.width >= WIDE
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(20),
+        BarColumn(20 if wide else 10),
         TaskProgressColumn(),
-        TimeElapsedColumn(),
+        *([TimeElapsedColumn()] if wide else []),
         TextColumn("{task.fields[facts]}"),
     )
     with Bar(*columns, console=console, transient=True) as bar:

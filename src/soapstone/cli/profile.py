@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ..costs import AnalyticCosts, Costs, OpTimes, device_kinds
 from ..graph import Op, scaled
@@ -22,6 +21,7 @@ from .common import (
     Chunk,
     Dtype,
     Fresh,
+    Listing,
     ModelName,
     Sizes,
     print_all,
@@ -117,10 +117,9 @@ def _described(op: Op, count: int, measured: OpTimes, analytic: OpTimes | None) 
     }
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table("op", "ops", "kind", "forward", "backward", "reaches", "analytic", "measured/analytic", box=None)
-    for column in (1, *range(3, 8)):
-        table.columns[column].justify = "right"
+def _table(rows: list[Row]) -> Listing:
+    numbers = ("forward", "backward", "reaches", "analytic", "measured/analytic")
+    table = Listing(("op", "ops", "kind", *numbers), ("ops", *numbers), optional=("analytic", "kind", "reaches"))
     for op, count, measured, analytic in rows:
         table.add_row(
             op.name,
