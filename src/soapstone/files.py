@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable
 from functools import cache
+from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,14 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)  # only the process can be asked, by setting it
+
+
+def version() -> str:
+    """This package's, as it was installed."""
+    try:
+        return metadata.version("soapstone")
+    except metadata.PackageNotFoundError:  # it is run from its sources
+        return "0+unknown"
 
 
 def write_atomically(path: str | Path, text: str) -> None:

@@ -22,13 +22,24 @@ from ..loading import Request
 from ..simulator import Training
 from ..strategy import Strategy
 from ..topology import Topology
+from . import completion
 from .common import Amp, Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
 
 TopologyName = Annotated[
     str,
-    typer.Option("-t", "--topology", help="A preset such as p100:4x4, several joined by +, a YAML file, or here."),
+    typer.Option(
+        "-t",
+        "--topology",
+        help="A preset such as p100:4x4, several joined by +, a YAML file, or here.",
+        autocompletion=completion.topologies,
+    ),
 ]
-StrategyName = Annotated[str, typer.Option("-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.")]
+StrategyName = Annotated[
+    str,
+    typer.Option(
+        "-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.", autocompletion=completion.strategies
+    ),
+]
 Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
 CostsName = Annotated[str, typer.Option("--costs", help="analytic: from a table; measured: of this machine's device.")]
 BucketBytes = Annotated[

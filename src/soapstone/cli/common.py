@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console, JustifyMethod
@@ -19,8 +21,14 @@ from ..graph import OperatorGraph
 from ..loading import Request, load_graph
 from ..topology import Topology
 from ..zoo.catalogue import Size
+from . import completion
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `soapstone models`, or file.py:function.")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A name from `soapstone models`, or file.py:function.", autocompletion=completion.models
+    ),
+]
 Batch = Annotated[int | None, typer.Option(help="The whole batch, for a model of the zoo.")]
 BatchPerDevice = Annotated[int | None, typer.Option(help="The batch for each device, instead of the whole one.")]
 Dtype = Annotated[str, typer.Option(help="The model's floating-point type: float32, bfloat16, float16 or float64.")]
@@ -33,7 +41,39 @@ Sizes = Annotated[
 Chunk = Annotated[int, typer.Option(help="Time steps of a recurrent layer to one op.")]
 BatchNorm = Annotated[str, typer.Option(help="global: statistics of the whole batch; local: of each part.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Capture anew, whatever the cache holds.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no progress and no remarks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+
+class _Speech:
+    quiet = False
+
+
+def hush(quiet: bool = True) -> None:
+    """Whether remarks and progress are left out."""
+    _Speech.quiet = quiet
+
+
+def is_quiet() -> bool:
+    return _Speech.quiet
+
+
+def takes_quiet(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that also takes --quiet, as all of them do."""
+    hints = get_type_hints(command, include_extras=True)
+
+    @wraps(command)
+    def run(quiet: bool = False, **given: Any) -> None:
+        if quiet:
+            hush()
+        command(**given)
+
+    own = inspect.signature(command).parameters.values()
+    parameters = [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    added = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    run.__signature__ = inspect.Signature([*parameters, added])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*parameters, added)}
+    return run
 
 
 def print_json(data: Any) -> None:
@@ -92,8 +132,8 @@ def print_all(*parts: Listing | str) -> None:
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """Say on standard error what takes a while; with a spinner where a person looks."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    console = Console(stderr=True, quiet=is_quiet())
+    if not console.is_terminal or is_quiet():
         console.print(f"{what} ...", highlight=False, markup=False)
         yield
         return
@@ -101,9 +141,10 @@ def progress(what: str) -> Iterator[None]:
         yield
 
 
-def say(note: str) -> None:
-    """A remark, on standard error."""
-    Console(stderr=True, highlight=False).print(note, soft_wrap=True, markup=False)
+def say(note: str, *, always: bool = False) -> None:
+    """A remark, on standard error; `always` where it says what went wrong."""
+    quiet = is_quiet() and not always
+    Console(stderr=True, highlight=False, quiet=quiet).print(note, soft_wrap=True, markup=False)
 
 
 def graph_of(

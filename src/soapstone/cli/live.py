@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from ..searching import Progress, ProofProgress
-from .common import duration
+from .common import duration, is_quiet
 
 EVERY = 5.0  # seconds between two lines
 WIDE = 120  # characters of a line with all facts
@@ -94,8 +94,8 @@ def live(what: str, data_parallel: float, budget: float | None) -> Iterator[Live
 @contextmanager
 def _bar(what: str) -> Iterator[tuple[Bar | None, Console]]:
     """A bar where a person looks; else a line that says what begins."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    console = Console(stderr=True, quiet=is_quiet())
+    if not console.is_terminal or is_quiet():
         console.print(f"{what} ...", highlight=False, markup=False)
         yield None, console
         return

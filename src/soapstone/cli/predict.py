@@ -37,7 +37,7 @@ def simulate_command(
     trace: Annotated[Path | None, typer.Option(help="Write the timeline here, for ui.perfetto.dev.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict one training iteration of a model on a cluster: time, bytes, memory."""
+    """Predict one training iteration. It prints time, throughput, bytes moved and memory of a model on a cluster."""
     chosen = case.strategy(strategy)
     with progress(f"Measuring what {case.model} needs") if case.is_measured else nullcontext():
         sim = simulate(case.graph, case.topology, chosen, training=case.training)

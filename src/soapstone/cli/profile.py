@@ -12,6 +12,7 @@ import typer
 from ..costs import AnalyticCosts, Costs, OpTimes, device_kinds
 from ..graph import Op, scaled
 from ..searching import Problem
+from . import completion
 from .arguments import Case, neighbours_of, read_case, topology_of
 from .common import (
     AsJson,
@@ -33,7 +34,13 @@ from .live import measuring
 SHOWN = 12  # rows
 Device = Annotated[str, typer.Option(help="cpu, with one thread, or cuda.")]
 Where = Annotated[
-    str | None, typer.Option("-t", "--topology", help="Whose splits are measured; else cpu:1x2, or the GPUs here.")
+    str | None,
+    typer.Option(
+        "-t",
+        "--topology",
+        help="Whose splits are measured; else cpu:1x2, or the GPUs here.",
+        autocompletion=completion.topologies,
+    ),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Measure anew what was measured before.")]
 

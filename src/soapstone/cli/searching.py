@@ -215,7 +215,7 @@ def compare(
                 continue
             found = METHODS[name](case, wanted, data.makespan)
         except SoapstoneError as error:
-            say(f"{name}: {error}")
+            say(f"{name}: {error}", always=True)
             continue
         except KeyboardInterrupt:
             break

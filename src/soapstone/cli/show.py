@@ -40,7 +40,7 @@ def show(
     fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model's ops: their dims and how each may be split, flops, parameters and layers."""
+    """Show what a model is made of. It lists the ops, how each may be split, flops, parameters and layers."""
     graph = graph_of(model, batch, sizes, chunk, batch_norm, fresh)
     if as_json:
         print_json(described(graph))

@@ -54,7 +54,7 @@ def plan_command(
     everything: Annotated[bool, typer.Option("--all", help=f"Not only the first {MOST_EVENTS} events.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one rank's program: the segments that it runs, and what it says to whom, in order."""
+    """Show one rank's program. It lists the segments that it runs, and what it says to whom, in order."""
     from ..runtime.listing import lines
     from ..runtime.plan import Plan
 
@@ -127,8 +127,8 @@ def train(
     trace: Trace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Really train a model's example batch under a strategy, under torchrun: throughput, loss, idle shares, and the
-    predicted against the measured time of a step."""
+    """Train a model's example batch, under torchrun. It prints throughput, loss, idle shares, and the predicted against
+    the measured time of a step."""
     from ..runtime.agreement import agree
     from ..runtime.transports import joined
 
