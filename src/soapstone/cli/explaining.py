@@ -35,8 +35,8 @@ Against = Annotated[str, typer.Option(help=f"What to hold it against: {', '.join
 
 @takes_strategy
 def explain(case: Case, strategy: StrategyFile, against: Against = "data", as_json: AsJson = False) -> None:
-    """Say in words what a strategy does and why it wins, layer by layer. Each number comes from a simulation in which
-    just that choice is taken back."""
+    """Say why a strategy wins, layer by layer. Each number comes from a simulation in which just that choice is taken
+    back."""
     comparison = compare_with(case, strategy, against)
     if as_json:
         print_json(described(comparison, against))
@@ -48,7 +48,7 @@ def explain(case: Case, strategy: StrategyFile, against: Against = "data", as_js
 
 @takes_strategy
 def diff(case: Case, strategy: StrategyFile, other: Other, as_json: AsJson = False) -> None:
-    """Say what differs between two strategies, by layer, and what each difference is worth: time, bytes, memory."""
+    """Say what sets two strategies apart. Each difference has its layer, and what it is worth in time, bytes, memory."""
     comparison = compare_with(case, strategy, other)
     if as_json:
         print_json(described(comparison, other))

@@ -24,7 +24,8 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="The page, an HTML 
 
 @takes_strategy
 def report(case: Case, strategy: StrategyFile, output: Output = Path("report.html")) -> None:
-    """Show a strategy: how every layer is split, one step moment by moment, why it wins, what fills the memory."""
+    """Show a strategy as an HTML page. It draws how every layer is split and one step moment by moment, says why it
+    wins, and what fills the memory."""
     check_writable(output)
     sim = simulate(case.graph, case.topology, case.strategy(strategy), training=case.training)
     write_report(case, sim, output, name=strategy)
