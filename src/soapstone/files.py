@@ -19,6 +19,7 @@ from typing import Any
 from .errors import SoapstoneError
 
 MAX_BYTES = 256 * 2**20
+HALF = ".soapstone-"  # how the names of files begin that are being written
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _UMASK = os.umask(0o022)
@@ -33,20 +34,21 @@ def version() -> str:
         return "0+unknown"
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all. Raises SoapstoneError where the folder cannot be written."""
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all. Raises SoapstoneError where the folder cannot be written."""
+    data = content.encode() if isinstance(content, str) else content
     path = checked_path(path)
     if path.exists() and not path.is_file():  # a pipe or a device is written to, never replaced
-        _write_through(path, text)
+        _write_through(path, data)
         return
     path = path.resolve()  # a link stays a link
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".soapstone-")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=HALF)
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another folder") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(name, 0o666 & ~_UMASK)
         os.replace(name, path)
     except BaseException as error:
@@ -56,9 +58,9 @@ def write_atomically(path: str | Path, text: str) -> None:
         raise
 
 
-def _write_through(path: Path, text: str) -> None:
+def _write_through(path: Path, data: bytes) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another name") from None
 

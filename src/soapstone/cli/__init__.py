@@ -13,7 +13,7 @@ import typer
 
 from ..errors import SoapstoneError, meant
 from ..files import version
-from . import cluster, predict, profile, searching, show, training
+from . import cluster, keeping, predict, profile, searching, show, training
 from .common import Quiet, hush, takes_quiet
 from .examples import OUTLINE, epilog
 
@@ -31,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "calibrate": cluster.calibrate,
     "ranks": cluster.ranks,
     "train": training.train,
+    "cache": keeping.cache_command,
 }
 
 app = typer.Typer(

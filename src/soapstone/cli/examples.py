@@ -35,6 +35,7 @@ EXAMPLES = {
         "torchrun --nproc-per-node 2 -m soapstone train lenet -t cpu:1x2 --check",
         "torchrun --nproc-per-node 2 -m soapstone train rnnlm -t here.yaml -s s.json",
     ),
+    "cache": ("soapstone cache", "soapstone cache --clear"),
 }
 
 OUTLINE = """\b
