@@ -24,8 +24,12 @@ def cache_command(clear: Clear = False, as_json: AsJson = False) -> None:
         found = {"graphs": len(sizes), "bytes": sum(sizes), "limit": cache.limit(), "times_bytes": measured}
         print_json({"path": str(cache.folder()), **found, "removed": removed})
         return
-    kept = f"{len(sizes)} captured graph{'s' * (len(sizes) != 1)}, {scaled(sum(sizes), 'B')} of at most {scaled(cache.limit(), 'B')}"
-    lines = [f"{removed} captured graph{' is' if removed == 1 else 's are'} removed."] if clear else [f"{kept}."]
+    shown = f"{_graphs(len(sizes))}, {scaled(sum(sizes), 'B')} of at most {scaled(cache.limit(), 'B')}."
+    lines = [f"{_graphs(removed)} {'is' if removed == 1 else 'are'} removed."] if clear else [shown]
     if measured:
         lines.append(f"Measured times, {scaled(measured, 'B')}: to forget them, remove {escape(str(times))}.")
     print_all(escape(str(cache.folder())), *lines)
+
+
+def _graphs(count: int) -> str:
+    return f"{count} captured graph{'' if count == 1 else 's'}"
