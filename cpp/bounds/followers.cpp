@@ -61,7 +61,7 @@ void Followers::place(const TaskGraph& graph, int32_t op) {
   const size_t row = static_cast<size_t>(op) * num_devices_;
   std::fill_n(parts_on_.begin() + static_cast<ptrdiff_t>(row), num_devices_, 0);
   const bool finishes = !block->finish_forward.empty() && layout->copies == 1;
-  const auto time = [&](const std::vector<int32_t>& slots, int32_t part) {
+  const auto time = [&](const std::vector<Slot>& slots, int32_t part) {
     return slots.empty() ? 0 : graph.pool.tasks[slots[part]].first.duration;
   };
   for (int32_t part = 0; part < layout->num_parts; ++part) {

@@ -36,7 +36,7 @@ Timeline timeline_of(Listing& listing) {
   for (size_t row = 0; row < num_rows; ++row) first_hold[row + 1] = first_hold[row] + listing.tasks[row].holds.size();
   timeline.hold_start.resize(first_hold.back());
   timeline.order.reserve(num_rows);
-  engine.each([&](int32_t slot, int64_t ready, int64_t end) {
+  engine.each([&](Slot slot, int64_t ready, int64_t end) {
     const int32_t row = listing.row_of(slot);
     timeline.order.push_back(row);
     timeline.ready[row] = ready;

@@ -10,19 +10,19 @@ namespace {
 template <typename Visit>
 void each_slot(const std::vector<SlotRun>& runs, Visit visit) {
   for (const auto& run : runs)
-    for (const int32_t slot : run.slots()) visit(slot);
+    for (const Slot slot : run.slots()) visit(slot);
 }
 
 }  // namespace
 
 bool Touch::has_halves() const {
-  return accepted_.loss() >= 0 && graph_.loss.separates() && accepted_.slot(accepted_.loss()) == graph_.loss.task();
+  return accepted_.loss() != none && graph_.loss.separates() && accepted_.slot(accepted_.loss()) == graph_.loss.task();
 }
 
 int64_t Touch::first_input() {
   int64_t first = INT64_MAX;
   for (const int32_t op : graph_.changes().ops) {
-    for (const int32_t slot : graph_.ops.before(op).forward) first = std::min(first, accepted_.ready(slot));
+    for (const Slot slot : graph_.ops.before(op).forward) first = std::min(first, accepted_.ready(slot));
     bool all_wait = false;  // some input is read by every part
     for (const auto& [tensor, reader] : graph_.reads[op]) {
       all_wait |= graph_.between(tensor, reader).all_reached;
@@ -38,7 +38,7 @@ int64_t Touch::first_arrival(int32_t op) const {
   const auto& state = graph_.ops[op];
   int64_t first = INT64_MAX;
   for (int32_t part = 0; part < state.layout->num_parts; ++part)
-    if (const int32_t slot = state.block->arrival(*state.layout, part); slot >= 0)
+    if (const Slot slot = state.block->arrival(*state.layout, part); slot != none)
       first = std::min(first, accepted_.end(slot));
   return first;
 }
@@ -49,7 +49,7 @@ int64_t Touch::first_return() const {
   int64_t first = INT64_MAX;
   const auto see = [&](int32_t op) {
     if (!graph_.graph.ops[op].backward) return;
-    for (const int32_t slot : graph_.ops.before(op).backward)
+    for (const Slot slot : graph_.ops.before(op).backward)
       first = std::min(first, graph_.is_changing(op) ? accepted_.ready(slot) : accepted_.end(slot));
   };
   for (const int32_t tensor : graph_.changes().tensors)
@@ -58,7 +58,7 @@ int64_t Touch::first_return() const {
   for (const int32_t group : graph_.changes().groups)
     for (const int32_t op : graph_.syncs.groups()[group].ops) see(op);
   for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
-    if (const int32_t slot = graph_.updates.slot_of(device); accepted_.has(slot) && graph_.updates.is_changing(device))
+    if (const Slot slot = graph_.updates.slot_of(device); accepted_.has(slot) && graph_.updates.is_changing(device))
       first = std::min(first, accepted_.ready(slot));
   return std::min(first, first_update());
 }
@@ -67,7 +67,7 @@ int64_t Touch::first_return() const {
 // that is found from the end.
 int64_t Touch::first_update() const {
   std::vector<bool> loses(graph_.machine.topology.num_devices());
-  std::vector<int32_t> gone;
+  std::vector<Slot> gone;
   for (const int32_t group : graph_.changes().groups) {
     if (!graph_.syncs.groups()[group].grad) continue;
     const SyncBlock& old = graph_.syncs.before(group);
@@ -78,11 +78,11 @@ int64_t Touch::first_update() const {
   }
   auto num_open = std::count(loses.begin(), loses.end(), true);
   int64_t first = INT64_MAX;
-  for (int32_t i = accepted_.size(); num_open > 0 && i-- > accepted_.loss();) {
-    const int32_t slot = accepted_.slot(i);
+  for (Position i = accepted_.past(); num_open > 0 && i-- > accepted_.loss();) {
+    const Slot slot = accepted_.slot(i);
     const Task& task = graph_.pool.tasks[slot];
     if (phase_of(task.key) != sync_phase || std::find(gone.begin(), gone.end(), slot) != gone.end()) continue;
-    for (const int32_t update : std::span(task.next, task.num_next)) {
+    for (const Slot update : std::span(task.next, task.num_next)) {
       const int32_t device = graph_.updates.device_of(update);
       if (!loses[device]) continue;
       loses[device] = false;
@@ -124,30 +124,30 @@ bool Touch::waits_for_nothing() const {
 }
 
 // The first of the new tasks waits for accepted ones alone, and for all of them.
-int64_t Touch::first_change(int32_t position) {
+int64_t Touch::first_change(Position position) {
   int64_t first = INT64_MAX;
-  const auto is_after = [&](int32_t slot) { return accepted_.position(slot) > position; };
+  const auto is_after = [&](Slot slot) { return accepted_.position(slot) > position; };
   known_.resize(graph_.pool.tasks.size());
-  const auto note = [&](int32_t slot) {
+  const auto note = [&](Slot slot) {
     if (is_after(slot)) first = std::min(first, accepted_.ready(slot));
   };
   each_slot(graph_.changes().gone, note);
   each_slot(graph_.changes().retimed, note);
-  each_slot(graph_.changes().fresh, [&](int32_t slot) { known_[slot] = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
-  each_slot(graph_.changes().rewired, [&](int32_t slot) {
+  each_slot(graph_.changes().fresh, [&](Slot slot) { known_[slot] = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
+  each_slot(graph_.changes().rewired, [&](Slot slot) {
     if (!is_after(slot)) return;
     const Task& task = graph_.pool.tasks[slot];
-    for (const int32_t next : std::span(task.next, task.num_next)) {
+    for (const Slot next : std::span(task.next, task.num_next)) {
       if (!accepted_.has(next))
         known_[next] = std::max(known_[next], accepted_.end(slot));
       else if (is_after(next) && accepted_.ready(next) < accepted_.end(slot))
         first = std::min(first, accepted_.ready(next));
     }
   });
-  each_slot(graph_.changes().fresh, [&](int32_t slot) {
+  each_slot(graph_.changes().fresh, [&](Slot slot) {
     if (known_[slot] >= 0) first = std::min(first, known_[slot]);
     const Task& task = graph_.pool.tasks[slot];
-    for (const int32_t next : std::span(task.next, task.num_next))
+    for (const Slot next : std::span(task.next, task.num_next))
       if (is_after(next)) first = std::min(first, accepted_.ready(next));
   });
   return first;

@@ -3,21 +3,23 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ranges>
+
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "geometry/configuration.hpp"
+#include "support/index.hpp"
 
 namespace soapstone {
 
 using Changes = std::vector<std::pair<int32_t, Configuration>>;  // by op
 
 struct SlotRun {
-  int32_t first, count;
+  Slot first;
+  int32_t count;
 
-  auto slots() const { return std::views::iota(first, first + count); }
+  auto slots() const { return range(first, first + count); }
 };
 
 struct ChangeSet {

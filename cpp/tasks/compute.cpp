@@ -24,18 +24,18 @@ void find_first_on_device(const Layout& layout, const std::vector<int32_t>& devi
 
 void OpBlock::clear() {
   holds.clear();
-  for (auto* slots :
-       {&first_on_device, &forward, &finish_forward, &finish_backward, &backward, &combine_forward, &combine_backward})
+  first_on_device.clear();
+  for (auto* slots : {&forward, &finish_forward, &finish_backward, &backward, &combine_forward, &combine_backward})
     slots->clear();
   least = {};
 }
 
-int32_t OpBlock::arrival(const Layout& layout, int32_t part) const {
+Slot OpBlock::arrival(const Layout& layout, int32_t part) const {
   if (!layout.combines) return forward[part];
   return finish_forward.empty() ? combine_forward[layout.group_of[part]] : finish_forward[part];
 }
 
-int32_t OpBlock::sink(const Layout& layout, int32_t part) const {
+Slot OpBlock::sink(const Layout& layout, int32_t part) const {
   if (!layout.combines) return backward[part];
   return finish_backward.empty() ? combine_backward[layout.group_of[part]] : finish_backward[part];
 }
@@ -46,13 +46,13 @@ class OpBuilder {
   OpBuilder(TaskGraph& graph, int32_t op, const OpState& state, OpBlock& block, int32_t count)
       : graph_(graph), op_(op), state_(state), block_(block), writer_(graph.pool, block, count) {}
 
-  void computes(Role role, int64_t PartTimes::* time, std::vector<int32_t>& slots) {
+  void computes(Role role, int64_t PartTimes::* time, std::vector<Slot>& slots) {
     const auto& [configuration, layout, unused] = state_;
     const bool finish = role == role_finish_forward || role == role_finish_backward;
     const bool back = role >= role_finish_backward;
     int64_t& least = block_.least[role];
     const Kind kind = back ? Kind::backward : Kind::forward;
-    slots.assign(layout->num_parts, -1);
+    slots.assign(layout->num_parts, none);
     least = INT64_MAX;
     const std::vector<PartTimes>* times = nullptr;
     int32_t known_kind = -1;
@@ -70,7 +70,7 @@ class OpBuilder {
     }
   }
 
-  void combines(Role role, std::vector<int32_t>& slots) {
+  void combines(Role role, std::vector<Slot>& slots) {
     const auto& layout = *state_.layout;
     const bool back = role == role_combine_backward;
     int64_t& least = block_.least[role];
@@ -172,7 +172,7 @@ void OpBlocks::count(int32_t op, const OpState& state, int64_t sign) {
     const int32_t device = state.configuration.devices[part];
     for (const auto* slots :
          {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
-      if (!slots->empty() && (*slots)[part] >= 0)
+      if (!slots->empty() && (*slots)[part] != none)
         totals.compute[device] += sign * graph_.pool.tasks[(*slots)[part]].first.duration;
     totals.memory.saved[device] += sign * state.layout->saved[part];
     totals.memory.made[device] += sign * state.layout->made[part];
@@ -246,7 +246,7 @@ bool OpBlocks::is_unread(int32_t op, int32_t part) const {
   const auto& finish = states_[op].block->finish_forward;
   const auto& outputs = graph_.graph.ops[op].outputs;
   const auto is_read = [&](const auto& output) { return graph_.flows[output.tensor]->read[part]; };
-  return !finish.empty() && finish[part] >= 0 && std::none_of(outputs.begin(), outputs.end(), is_read);
+  return !finish.empty() && finish[part] != none && std::none_of(outputs.begin(), outputs.end(), is_read);
 }
 
 bool OpBlocks::has_unread(int32_t op) const {
@@ -283,7 +283,7 @@ void OpBlocks::add_combine_edges(int32_t op, std::vector<Edge>& edges) const {
     const int32_t group = layout.group_of[part];
     edges.push_back({block.forward[part], block.combine_forward[group]});
     if (back) edges.push_back({block.combine_backward[group], block.backward[part]});
-    if (!finishes || block.finish_forward[part] < 0) continue;
+    if (!finishes || block.finish_forward[part] == none) continue;
     edges.push_back({block.combine_forward[group], block.finish_forward[part]});
     if (loss >= 0 && op != loss && is_unread(op, part))
       edges.push_back({block.finish_forward[part], graph_.loss.task()});
@@ -321,16 +321,16 @@ void OpBlocks::list_op(int32_t op, Listing& listing) const {
     row.backward = backward;
     return row;
   };
-  const auto computes = [&](const std::vector<int32_t>& slots, bool backward, bool finish) {
+  const auto computes = [&](const std::vector<Slot>& slots, bool backward, bool finish) {
     for (size_t part = 0; part < slots.size(); ++part) {
-      if (slots[part] < 0) continue;
+      if (slots[part] == none) continue;
       TaskRow row = row_of(backward ? Kind::backward : Kind::forward, part, backward);
       row.finish = finish;
       row.devices = {configuration.devices[part]};
       listing.add(slots[part], std::move(row));
     }
   };
-  const auto combines = [&](const std::vector<int32_t>& slots, bool backward) {
+  const auto combines = [&](const std::vector<Slot>& slots, bool backward) {
     for (size_t group = 0; group < slots.size(); ++group) {
       TaskRow row = row_of(Kind::combine, group, backward);
       row.bytes = layout->combine_bytes[group];

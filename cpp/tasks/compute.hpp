@@ -26,15 +26,15 @@ enum Role : int32_t {
 
 struct OpBlock : Block {
   std::vector<int32_t> first_on_device;  // by part: the part that finishes for it on its device
-  std::vector<int32_t> forward, finish_forward, finish_backward, backward;  // slots by part, -1 where there is none
-  std::vector<int32_t> combine_forward, combine_backward;                   // slots by group
-  std::array<int64_t, num_roles> least{};                                   // time of a task, by role
+  std::vector<Slot> forward, finish_forward, finish_backward, backward;  // by part, or none
+  std::vector<Slot> combine_forward, combine_backward;                   // by group
+  std::array<int64_t, num_roles> least{};                                // time of a task, by role
 
   void clear();
   bool is_large() const { return holds.capacity() > 1024; }
   // The task after which a part's output is whole, and the one that takes its gradient.
-  int32_t arrival(const Layout& layout, int32_t part) const;
-  int32_t sink(const Layout& layout, int32_t part) const;
+  Slot arrival(const Layout& layout, int32_t part) const;
+  Slot sink(const Layout& layout, int32_t part) const;
 };
 
 // How an op runs, and its tasks.

@@ -10,7 +10,8 @@
 namespace soapstone {
 
 void FlowBlock::clear() {
-  begin = count = 0;
+  begin = {};
+  count = 0;
   holds.clear();
   flows.clear();
   before.clear();

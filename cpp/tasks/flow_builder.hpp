@@ -96,7 +96,7 @@ class FlowBuilder {
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `after`
   std::vector<int32_t> first_shortcut_;           // by reader after
   std::vector<std::span<const Reader>> in_flow_;  // by reader
-  std::vector<int32_t> sinks_;                    // the tasks that take a gradient
+  std::vector<Slot> sinks_;                       // the tasks that take a gradient
 };
 
 }  // namespace soapstone

@@ -21,7 +21,7 @@ void FlowBuilder::join(int32_t tensor, FlowBlock& block, const FlowBlock* before
 // Transfers look into their block for what they hold and who waits for them.
 void FlowBuilder::point(const FlowBlock& block) {
   int32_t at = 0;
-  const auto look = [&](int32_t slot, const Trip& trip) {
+  const auto look = [&](Slot slot, const Trip& trip) {
     Task& task = graph_.pool.tasks[slot];
     const int32_t end = block.next_end[slot - block.begin];
     task.holds = block.holds.data() + trip.begin;
@@ -65,7 +65,7 @@ void FlowBuilder::add_transfers(const FlowBlock* before) {
   for (const auto& flow : block_->flows) count += flow.moves() + (flow.moves() && flow.returns);
   block_->count = count;
   block_->begin = before && moves_alike(*before) ? before->begin : graph_.pool.take(count);
-  int32_t slot = block_->begin;
+  Slot slot = block_->begin;
   for (const bool back : {false, true})
     for (auto& flow : block_->flows) {
       if (!flow.moves() || (back && !flow.returns)) continue;
@@ -129,13 +129,13 @@ bool FlowBuilder::follows(const Reader& reading, bool back) const {
 void FlowBuilder::connect() {
   for (size_t i = 0; i < block_->flows.size(); ++i) {
     const auto& flow = block_->flows[i];
-    const int32_t arrival = maker_->block->arrival(*maker_->layout, flow.maker);
+    const Slot arrival = maker_->block->arrival(*maker_->layout, flow.maker);
     const auto readers = block_->readers_of(i);
     look_at(readers);
     if (flow.moves()) block_->forward.push_back({arrival, flow.forward});
     for (const Reader& at : readers) {
       if (follows(at, false)) continue;
-      const int32_t slot = reader(at.reader).block->forward[at.part];
+      const Slot slot = reader(at.reader).block->forward[at.part];
       if (flow.moves())
         block_->next.push_back(slot);
       else
@@ -161,7 +161,7 @@ void FlowBuilder::find_sinks(const Flow& flow, bool first) {
   if (!first || finish.empty()) return;
   const int32_t copies = maker_->layout->copies;
   for (int32_t part = flow.part * copies; part < (flow.part + 1) * copies; ++part)
-    if (!block_->returns[part] && finish[part] >= 0) sinks_.push_back(finish[part]);
+    if (!block_->returns[part] && finish[part] != none) sinks_.push_back(finish[part]);
 }
 
 // The part's backward waits for its readers' gradients, or for the transfer of their sum.
@@ -176,12 +176,12 @@ void FlowBuilder::connect_gradients() {
     look_at(readers);
     for (const Reader& at : readers) {
       if (!gives_[at.reader] || follows(at, true)) continue;
-      const int32_t slot = reader(at.reader).block->backward[at.part];
+      const Slot slot = reader(at.reader).block->backward[at.part];
       auto& edges = block_->backward[at.reader];
       if (flow.moves())
         edges.push_back({slot, flow.backward});
       else
-        for (const int32_t sink : sinks_) edges.push_back({slot, sink});
+        for (const Slot sink : sinks_) edges.push_back({slot, sink});
     }
     if (!flow.moves()) continue;
     block_->next.insert(block_->next.end(), sinks_.begin(), sinks_.end());

@@ -130,13 +130,13 @@ void FlowBlocks::list_tensor(int32_t index, Listing& listing) const {
   for (size_t i = 0; i < block.flows.size(); ++i) {
     const auto& flow = block.flows[i];
     const auto* hull = block.hulls.data() + static_cast<ptrdiff_t>(i) * rank;
-    FlowRow row{index, flow.part, flow.device, flow.source, {hull, hull + rank}, flow.forward, flow.backward, {}};
+    FlowRow row{index, flow.part, flow.device, flow.source, {hull, hull + rank}, -1, -1, {}};
     for (const auto& [reader, part] : block.readers_of(i)) row.readers.emplace_back(tensor.readers[reader].first, part);
     sort_unique(row.readers);
-    const int32_t number = listing.add_flow(std::move(row));
+    const int32_t number = listing.add_flow(std::move(row), flow.forward, flow.backward);
     for (const bool backward : {false, true}) {
-      const int32_t slot = backward ? flow.backward : flow.forward;
-      if (slot < 0) continue;
+      const Slot slot = backward ? flow.backward : flow.forward;
+      if (slot == none) continue;
       TaskRow task;
       task.kind = Kind::transfer;
       task.op = tensor.producer;

@@ -19,7 +19,7 @@ class TaskGraph;
 struct Flow {
   int32_t part = 0, device = 0, source = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
   bool returns = false;                                 // a gradient goes back
-  int32_t forward = -1, backward = -1;                  // the transfers' slots, -1 where it does not move
+  Slot forward = none, backward = none;                 // the transfers, where it moves
   int32_t readers_begin = 0;                            // its readers begin here in FlowBlock::readers
   int64_t bytes = 0;
   Trip there, back;
@@ -37,7 +37,8 @@ struct FlowBlock : Block {
   std::vector<int64_t> made;                  // by device: bytes of what is moved there
   std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
   std::vector<Reader> readers;                // of all flows
-  std::vector<int32_t> next, next_end;        // successors of all transfers, and where each one's end
+  std::vector<Slot> next;                     // successors of all transfers,
+  std::vector<int32_t> next_end;              // and where each one's end
   std::vector<Edge> forward;                  // from the maker's tasks
   std::vector<std::vector<Edge>> backward;    // from each reader's tasks
   std::vector<bool> read, returns;            // by the maker's part: some device has it, a gradient comes back to it

@@ -15,7 +15,7 @@ Listing::Listing(const Graph& graph, Machine machine, const Times& times, const 
   sort_rows();
 }
 
-void Listing::add(int32_t slot, TaskRow row) {
+void Listing::add(Slot slot, TaskRow row) {
   const Task& task = graph_.pool.tasks[slot];
   row.key = task.key;
   row.latency = task.latency;
@@ -25,10 +25,11 @@ void Listing::add(int32_t slot, TaskRow row) {
   slots_.push_back(slot);
 }
 
-int32_t Listing::add_flow(FlowRow row) {
+int32_t Listing::add_flow(FlowRow row, Slot forward, Slot backward) {
   const auto number = static_cast<int32_t>(flows.size());
   flow_[{row.tensor, row.part, row.device}] = number;
   flows.push_back(std::move(row));
+  transfers_.emplace_back(forward, backward);
   return number;
 }
 
@@ -38,7 +39,7 @@ void Listing::sort_rows() {
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tasks[a].key < tasks[b].key; });
   std::vector<TaskRow> sorted;
-  std::vector<int32_t> slots;
+  std::vector<Slot> slots;
   sorted.reserve(tasks.size());
   for (const int32_t i : order) {
     row_of_[slots_[i]] = static_cast<int32_t>(sorted.size());
@@ -53,9 +54,11 @@ void Listing::sort_rows() {
       if (auto& after = tasks[row_of_[task.next[i]]].after; after.empty() || after.back() != static_cast<int32_t>(row))
         after.push_back(static_cast<int32_t>(row));
   }
-  for (auto& flow : flows)
-    for (auto* transfer : {&flow.forward, &flow.backward})
-      if (*transfer >= 0) *transfer = row_of_[*transfer];
+  for (size_t flow = 0; flow < flows.size(); ++flow) {
+    const auto [forward, backward] = transfers_[flow];
+    if (forward != none) flows[flow].forward = row_of_[forward];
+    if (backward != none) flows[flow].backward = row_of_[backward];
+  }
 }
 
 Fetch Listing::fetch(int32_t op, int32_t part, int32_t input) const {

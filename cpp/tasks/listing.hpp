@@ -40,23 +40,24 @@ class Listing {
   std::vector<TaskRow> tasks;
   std::vector<FlowRow> flows;
 
-  // For the blocks: a row with what it does, to which the task at a slot gives the rest; and what moves, which returns
-  // its number.
-  void add(int32_t slot, TaskRow row);
-  int32_t add_flow(FlowRow row);
+  // For the blocks: a row with what it does, to which the task at a slot gives the rest; and what moves, with the
+  // transfers that move it, which returns its number.
+  void add(Slot slot, TaskRow row);
+  int32_t add_flow(FlowRow row, Slot forward, Slot backward);
 
   Fetch fetch(int32_t op, int32_t part, int32_t input) const;
   std::vector<Piece> pieces(int32_t tensor) const;
   const Layout& layout(int32_t op) const { return *graph_.ops.at(op).layout; }
   TaskGraph& graph() { return graph_; }
-  int32_t row_of(int32_t slot) const { return row_of_[slot]; }
+  int32_t row_of(Slot slot) const { return row_of_[slot]; }
 
  private:
   void sort_rows();
 
   TaskGraph graph_;
-  std::vector<int32_t> slots_;                                     // by row
-  std::vector<int32_t> row_of_;                                    // by slot
+  std::vector<Slot> slots_;                                        // by row
+  std::vector<std::pair<Slot, Slot>> transfers_;                   // by flow: forward, backward
+  By<Slot, int32_t> row_of_;                                       // -1 where no task is
   std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> flow_;  // (tensor, part, device)
 };
 

@@ -15,7 +15,7 @@ Loss::Loss(TaskGraph& graph, bool may_separate) : graph_(graph), may_separate_(m
       op_ = ++count == 1 ? static_cast<int32_t>(op) : -1;
 }
 
-int32_t Loss::task() const {
+Slot Loss::task() const {
   const auto& [configuration, layout, block] = graph_.ops[op_];
   return layout->combines ? block->combine_forward[0] : block->forward[0];
 }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "support/index.hpp"
+
 namespace soapstone {
 
 class TaskGraph;
@@ -15,7 +17,7 @@ class Loss {
   Loss(TaskGraph& graph, bool may_separate);
 
   int32_t op() const { return op_; }             // that ends forward, -1 where there are several
-  int32_t task() const;                          // that does; what finishes a combined loss begins backward
+  Slot task() const;                             // that does; what finishes a combined loss begins backward
   bool separates() const { return separates_; }  // surely
 
   void begin_change() { separated_ = separates_; }

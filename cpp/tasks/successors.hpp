@@ -27,7 +27,8 @@ class Successors {
 
  private:
   struct List {
-    std::vector<int32_t> slots, end;  // of all of the op's tasks, and where each task's end
+    std::vector<Slot> slots;   // of all of the op's tasks,
+    std::vector<int32_t> end;  // and where each task's end
 
     void clear() {}  // all is assigned anew
     bool is_large() const { return slots.capacity() > 4096; }

@@ -38,7 +38,7 @@ class SyncBuilder {
     if (block_.edges.size() < group_.ops.size()) block_.edges.resize(group_.ops.size());
     if (!group_.grad) return;
     if (block_.tasks->count == 0) add_syncs();
-    each_wait([&](const Piece& piece, int32_t slot, int64_t) {
+    each_wait([&](const Piece& piece, Slot slot, int64_t) {
       for (const auto& [place, part] : piece.parts)
         if (const int32_t op = group_.ops[place]; graph_.graph.ops[op].backward)
           block_.edges[place].push_back({graph_.ops[op].block->backward[part], slot});
@@ -153,7 +153,7 @@ class SyncBuilder {
     tasks.count = static_cast<int32_t>(tasks.buckets.size());
     tasks.begin = graph_.pool.take(tasks.count);
     const auto last_op = static_cast<int64_t>(graph_.graph.ops.size()) - 1;
-    int32_t slot = tasks.begin;
+    Slot slot = tasks.begin;
     for (auto& bucket : tasks.buckets) {
       const auto& [i, p] = bucket.pieces[0];
       const int64_t order = last_op - tensor(i).readers.front().first;
@@ -162,7 +162,7 @@ class SyncBuilder {
       bucket.slot = slot++;
       for (const int32_t device : bucket.holders) tasks.next.push_back(graph_.updates.slot_of(device));
     }
-    const int32_t* at = tasks.next.data();
+    const Slot* at = tasks.next.data();
     for (const auto& bucket : tasks.buckets) {
       auto& task = graph_.pool.tasks[bucket.slot];
       task.next = at;
@@ -187,7 +187,7 @@ class SyncBuilder {
     for (size_t i = 0; i < group_.ops.size(); ++i)
       first[i + 1] = first[i] + graph_.ops[group_.ops[i]].layout->num_parts;
     std::vector<int64_t> slowest(first.back(), uncounted);
-    each_wait([&](const Piece& piece, int32_t, int64_t time) {
+    each_wait([&](const Piece& piece, Slot, int64_t time) {
       bool waits = false;
       for (const auto& [place, part] : piece.parts) {
         if (!graph_.graph.ops[group_.ops[place]].backward) continue;

@@ -17,7 +17,7 @@ struct Bucket {
   std::vector<int32_t> holders;
   std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
   int64_t bytes = 0;
-  int32_t slot = -1;
+  Slot slot = none;
   Trip trip;
 
   bool same_sum(const Bucket& other) const {
@@ -27,7 +27,7 @@ struct Bucket {
 
 struct SyncTasks : Block {
   std::vector<Bucket> buckets;
-  std::vector<int32_t> next;
+  std::vector<Slot> next;
 };
 
 struct SyncBlock {

@@ -14,12 +14,12 @@ class Updates final : public Blocks {
  public:
   explicit Updates(TaskGraph& graph);
 
-  int32_t slot_of(int32_t device) const { return first_ + device; }
-  int32_t device_of(int32_t slot) const {
+  Slot slot_of(int32_t device) const { return first_ + device; }
+  int32_t device_of(Slot slot) const {
     assert(has(slot));
     return slot - first_;
   }
-  bool has(int32_t slot) const { return slot >= first_ && slot < first_ + num_devices_; }
+  bool has(Slot slot) const { return slot >= first_ && slot < first_ + num_devices_; }
   bool is_there(int32_t device) const;
   bool is_changing(int32_t device) const;
   int64_t time(int32_t device) const;
@@ -36,7 +36,8 @@ class Updates final : public Blocks {
   int64_t wanted_time(int32_t device) const;
 
   TaskGraph& graph_;
-  int32_t num_devices_, first_;
+  int32_t num_devices_;
+  Slot first_;
 };
 
 }  // namespace soapstone
