@@ -5,13 +5,16 @@
 
 namespace {
 
-std::pair<HoldPairs, int64_t> transfer(const soapstone::Topology& self, int32_t source, int32_t target, int64_t bytes) {
+using soapstone::By;
+using soapstone::Device;
+
+std::pair<HoldPairs, int64_t> transfer(const soapstone::Topology& self, Device source, Device target, int64_t bytes) {
   std::vector<soapstone::Hold> holds;
   const int64_t latency = self.transfer(source, target, bytes, holds);
   return {to_pairs(holds), latency};
 }
 
-std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const std::vector<int32_t>& devices,
+std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const std::vector<Device>& devices,
                                          int64_t bytes) {
   std::vector<soapstone::Hold> holds;
   const int64_t latency = self.all_reduce(devices, bytes, holds);
@@ -35,7 +38,7 @@ void bind_topology(nb::module_& m) {
                                   nb::arg("source"), nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"),
                                   nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"), nb::arg("summing"));
   nb::class_<Topology>(m, "Topology")
-      .def(nb::init<int32_t, int32_t, std::vector<int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
+      .def(nb::init<int32_t, int32_t, By<Device, int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
            nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"))
       .def_prop_ro("num_devices", &Topology::num_devices)
       .def_prop_ro("num_resources", &Topology::num_resources)
@@ -64,8 +67,8 @@ void bind_times(nb::module_& m) {
   nb::class_<Machine>(m, "Machine")
       .def(
           "__init__",
-          [](Machine* self, const soapstone::Topology& topology, std::vector<int32_t> kinds,
-             std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
+          [](Machine* self, const soapstone::Topology& topology, By<Device, int32_t> kinds,
+             By<Device, double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
             const auto count = static_cast<size_t>(topology.num_devices());
             if (kinds.size() != count || update_ns_per_element.size() != count)
               throw std::invalid_argument("a machine needs a kind and an update time for each device");

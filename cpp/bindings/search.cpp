@@ -91,7 +91,7 @@ void bind_chain(nb::module_& m) {
           "__init__",
           [](Chain* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
              const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& tables,
-             std::vector<int64_t> memory, int64_t num_states, uint64_t seed) {
+             soapstone::By<soapstone::Device, int64_t> memory, int64_t num_states, uint64_t seed) {
             std::vector<std::vector<Configuration>> native;
             for (const auto& table : tables) native.push_back(to_strategy(table));
             new (self) Chain(graph, machine, times, std::move(native), {std::move(memory), num_states}, seed);

@@ -55,7 +55,7 @@ FetchTuple fetch_of(const Listing& self, int32_t op, int32_t part, int32_t input
 }
 
 auto pieces_of(const Listing& self, int32_t tensor) {
-  std::vector<std::pair<std::vector<int32_t>, std::vector<BoxPairs>>> result;
+  std::vector<std::pair<std::vector<soapstone::Device>, std::vector<BoxPairs>>> result;
   for (const auto& piece : self.pieces(tensor)) result.emplace_back(piece.holders, to_pairs(piece.boxes));
   return result;
 }
@@ -66,8 +66,8 @@ auto flow_columns(const Listing& self) {
   for (const auto& flow : self.flows) {
     tensor.push_back(flow.tensor);
     part.push_back(flow.part);
-    device.push_back(flow.device);
-    source.push_back(flow.source);
+    device.push_back(flow.device.value);
+    source.push_back(flow.source.value);
     forward.push_back(flow.forward);
     backward.push_back(flow.backward);
     begin.push_back(static_cast<int64_t>(ops.size()));
@@ -169,7 +169,7 @@ void bind_task_graph(nb::module_& m) {
       .def_prop_ro("hold_rows", hold_column<int64_t>([](size_t row, const soapstone::Hold&) { return row; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("hold_resources",
-                   hold_column<int32_t>([](size_t, const soapstone::Hold& hold) { return hold.resource; }),
+                   hold_column<int32_t>([](size_t, const soapstone::Hold& hold) { return hold.resource.value; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("hold_durations",
                    hold_column<int64_t>([](size_t, const soapstone::Hold& hold) { return hold.duration; }),

@@ -8,9 +8,9 @@ namespace soapstone {
 namespace {
 
 // The most that a resource takes, idle or at work.
-int64_t longest(const std::vector<int64_t>& work, const std::vector<int64_t>& idle) {
+int64_t longest(const By<Resource, int64_t>& work, const By<Resource, int64_t>& idle) {
   int64_t most = 0;
-  for (size_t i = 0; i < work.size(); ++i) most = std::max(most, work[i] + idle[i]);
+  for (const Resource i : work.indices()) most = std::max(most, work[i] + idle[i]);
   return most;
 }
 
@@ -61,9 +61,8 @@ int64_t Bounds::least_after(const TaskGraph& graph, const Followers* followers, 
   const auto& exit = *graph.ops[graph.loss.op()].block;
   int64_t most = head_backward_[graph.loss.op()] + (exit.finish_forward.empty() ? 0 : exit.least[role_finish_forward]);
   if (followers) most = std::max(most, messages_backward(graph, *followers));
-  const int32_t num_devices = graph.machine.topology.num_devices();
-  for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.after.size()); ++i)
-    most = std::max(most, idle.after[i] + graph.totals.after[i] + (i < num_devices ? 0 : last));
+  for (const Resource i : graph.totals.after.indices())
+    most = std::max(most, idle.after[i] + graph.totals.after[i] + (graph.machine.topology.is_device(i) ? 0 : last));
   return most;
 }
 
@@ -209,7 +208,7 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, c
   bound_ = *std::max_element(graph.totals.work.begin(), graph.totals.work.end());
   if (bound_ > limit) return false;
   int64_t update = INT64_MAX;
-  for (int32_t device = 0; device < graph.machine.topology.num_devices(); ++device)
+  for (const Device device : graph.machine.topology.devices())
     if (graph.updates.is_there(device)) update = std::min(update, graph.updates.time(device));
   if (update != INT64_MAX) tails_[graph.sync_tail()] = update;
 

@@ -58,14 +58,13 @@ Followers::Affected Followers::begin(const TaskGraph& graph, const std::vector<i
 // counted.
 void Followers::place(const TaskGraph& graph, int32_t op) {
   const auto& [configuration, layout, block] = graph.ops[op];
-  const size_t row = static_cast<size_t>(op) * num_devices_;
-  std::fill_n(parts_on_.begin() + static_cast<ptrdiff_t>(row), num_devices_, 0);
+  std::fill_n(parts_on_.begin() + static_cast<ptrdiff_t>(op) * num_devices_, num_devices_, 0);
   const bool finishes = !block->finish_forward.empty() && layout->copies == 1;
   const auto time = [&](const std::vector<Slot>& slots, int32_t part) {
     return slots.empty() ? 0 : graph.pool.tasks[slots[part]].first.duration;
   };
   for (int32_t part = 0; part < layout->num_parts; ++part) {
-    const size_t at = row + configuration.devices[part];
+    const size_t at = place_of(op, configuration.devices[part]);
     ++parts_on_[at];
     own_[at] = {time(block->forward, part), time(block->backward, part)};
     if (!finishes) continue;
@@ -81,9 +80,8 @@ void Followers::clear(Chains& chains, int32_t op) {
 }
 
 // All that follows `follower`, and itself, follow `op`.
-void Followers::join(Chains& chains, int32_t op, int32_t follower, int32_t device) {
-  const size_t to = static_cast<size_t>(op) * num_devices_ + device;
-  const size_t from = static_cast<size_t>(follower) * num_devices_ + device;
+void Followers::join(Chains& chains, int32_t op, int32_t follower, Device device) {
+  const size_t to = place_of(op, device), from = place_of(follower, device);
   if (parts_on_[to] != 1 || parts_on_[from] != 1) return;
   uint64_t* own = chains.sets.data() + to * num_words_;
   const uint64_t* others = chains.sets.data() + from * num_words_;
@@ -101,7 +99,7 @@ void Followers::join(Chains& chains, int32_t op, int32_t follower, int32_t devic
     fresh &= ~own[word];
     own[word] |= fresh;
     for (; fresh; fresh &= fresh - 1) {
-      const Work& work = own_[(64 * word + std::countr_zero(fresh)) * num_devices_ + device];
+      const Work& work = own_[place_of(static_cast<int32_t>(64 * word) + std::countr_zero(fresh), device)];
       forward += work.forward;
       backward += work.backward;
     }
@@ -111,8 +109,8 @@ void Followers::join(Chains& chains, int32_t op, int32_t follower, int32_t devic
 template <typename Of>
 int64_t Followers::least(const TaskGraph& graph, int32_t op, Of of) const {
   int64_t least = INT64_MAX;
-  for (const int32_t device : graph.ops[op].configuration.devices) {
-    const size_t at = static_cast<size_t>(op) * num_devices_ + device;
+  for (const Device device : graph.ops[op].configuration.devices) {
+    const size_t at = place_of(op, device);
     if (parts_on_[at] != 1) return 0;
     least = std::min(least, of(at));
   }
@@ -139,7 +137,7 @@ void Followers::find(const TaskGraph& graph, const std::vector<int32_t>& changed
   for (int32_t op = num_ops; op-- > 0;) {
     if (!has(affected.forward, op)) continue;
     clear(forward_, op);
-    each_link(op, [&](int32_t reader, int32_t device) { join(forward_, op, reader, device); });
+    each_link(op, [&](int32_t reader, Device device) { join(forward_, op, reader, device); });
     const auto& follow = forward_.follow;
     forward[op].after = least(graph, op, [&](size_t at) { return follow[at].forward; });
     forward[op].from = least(graph, op, [&](size_t at) { return follow[at].forward + own_[at].forward; });
@@ -151,7 +149,7 @@ void Followers::find(const TaskGraph& graph, const std::vector<int32_t>& changed
     const auto& follow = backward_.follow;
     backward[op].after = least(graph, op, [&](size_t at) { return follow[at].backward; });
     backward[op].from = least(graph, op, [&](size_t at) { return follow[at].backward + own_[at].backward; });
-    each_link(op, [&](int32_t reader, int32_t device) {
+    each_link(op, [&](int32_t reader, Device device) {
       if (has(affected.backward, reader)) join(backward_, reader, op, device);
     });
   }

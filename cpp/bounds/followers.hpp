@@ -46,9 +46,12 @@ class Followers {
   Affected begin(const TaskGraph& graph, const std::vector<int32_t>& changed);
   void place(const TaskGraph& graph, int32_t op);
   void clear(Chains& chains, int32_t op);
-  void join(Chains& chains, int32_t op, int32_t follower, int32_t device);
+  void join(Chains& chains, int32_t op, int32_t follower, Device device);
   template <typename Of>
   int64_t least(const TaskGraph& graph, int32_t op, Of of) const;
+
+  // A place in what is kept by op and device.
+  size_t place_of(int32_t op, Device device) const { return static_cast<size_t>(op) * num_devices_ + device.value; }
 
   size_t num_words_;
   int32_t num_devices_ = 0;

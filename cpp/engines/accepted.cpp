@@ -18,7 +18,7 @@ const Checkpoint* Accepted::checkpoint_at(Position position) const {
   return after == checkpoints_.begin() ? nullptr : &*(after - 1);
 }
 
-void Accepted::progress_at(Position position, std::vector<Progress>& progress) const {
+void Accepted::progress_at(Position position, By<Resource, Progress>& progress) const {
   const Checkpoint* point = checkpoint_at(position);
   if (point)
     progress = point->progress;
@@ -90,7 +90,7 @@ void Accepted::find_reach(Position cut) {
 
 void Accepted::find_reaching() {
   std::vector<Position> open;
-  std::vector<Sums> updates(graph_.machine.topology.num_devices());
+  By<Device, Sums> updates(graph_.machine.topology.num_devices());
   Position from;
   for (auto& point : checkpoints_) {
     std::erase_if(open, [&](Position position) { return reach_[position] < point.position; });

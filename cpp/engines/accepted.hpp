@@ -38,7 +38,7 @@ class Accepted {
   // The last checkpoint up to a position, or null.
   const Checkpoint* checkpoint_at(Position position) const;
   // What resources had done before the task at a position was served.
-  void progress_at(Position position, std::vector<Progress>& progress) const;
+  void progress_at(Position position, By<Resource, Progress>& progress) const;
 
   // Tasks whose successors the open change replaced count as if everything waited for them, until `restore_reach`.
   std::vector<std::pair<Position, Position>> widen_reach(Position end);

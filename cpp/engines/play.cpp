@@ -27,7 +27,7 @@ void Play::start(Stretch& stretch, Half half, Position begin, Position end) {
   stretch.latest = accepted_.latest_before(begin);
   accepted_.progress_at(begin, progress_);
   stretch.resources.resize(progress_.size());
-  for (size_t i = 0; i < progress_.size(); ++i)
+  for (const Resource i : progress_.indices())
     stretch.resources[i] = {progress_[i].free, stretch.whole[i] - progress_[i].served};
   stretch.least = std::max(stretch.latest, least_at(stretch, 0));
   stretch.given = 0;
@@ -47,7 +47,7 @@ void Play::checkpoint(Stretch& stretch, int64_t now) {
   stretch.least = std::max(stretch.least, least_at(stretch, now));
   Checkpoint point{Position(stretch.order.size()), {}, {}, {}};
   point.progress.reserve(stretch.whole.size());
-  for (size_t i = 0; i < stretch.whole.size(); ++i)
+  for (const Resource i : stretch.whole.indices())
     point.progress.push_back({stretch.resources[i].free, stretch.whole[i] - stretch.resources[i].left});
   add_checkpoint(stretch, std::move(point));
 }

@@ -44,7 +44,7 @@ class Play {
   static int64_t least_at(const Stretch& stretch, int64_t now);
 
   const Accepted& accepted_;
-  std::vector<Progress> progress_;
+  By<Resource, Progress> progress_;
   std::vector<Slot> touched_;  // whose state the play changed
   size_t num_touched_ = 0;
   std::vector<Slot> due_;  // those that one task makes ready

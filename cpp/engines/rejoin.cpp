@@ -64,7 +64,7 @@ void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
 
 bool Rejoin::resources_rejoin(const Stretch& stretch, const Moment& now) {
   accepted_.progress_at(now.position, progress_);
-  for (size_t i = 0; i < progress_.size(); ++i) {
+  for (const Resource i : progress_.indices()) {
     const int64_t was_free = std::max(progress_[i].free, now.time - now.shift);
     if (std::max(stretch.resources[i].free, now.time) != was_free + now.shift) return false;
   }
@@ -104,12 +104,12 @@ bool Rejoin::tasks_rejoin(const Stretch& stretch, const Look& look, const Moment
 
 // What updates waited for longest, and when their devices had nothing else to do.
 void Rejoin::commit() {
-  const int32_t num_devices = graph_.machine.topology.num_devices();
+  const auto& topology = graph_.machine.topology;
   const Position end = accepted_.past();
   Position first = end;
   int32_t num_open = 0;
-  endings_.assign(num_devices, {});
-  for (int32_t device = 0; device < num_devices; ++device) {
+  endings_.assign(topology.num_devices(), {});
+  for (const Device device : topology.devices()) {
     const Slot slot = graph_.updates.slot_of(device);
     if (!accepted_.has(slot)) continue;
     ++num_open;
@@ -134,18 +134,19 @@ void Rejoin::commit() {
     graph_.pool.tasks[slot].each_hold([&](const Hold& hold) {
       auto& free = progress_[hold.resource].free;
       free = std::max(accepted_.ready(slot), free) + hold.duration;
-      if (hold.resource < num_devices && accepted_.position(graph_.updates.slot_of(hold.resource)) < i)
-        endings_[hold.resource].is_last = false;
+      if (!topology.is_device(hold.resource)) return;
+      const Device device = device_of(hold.resource);
+      if (accepted_.position(graph_.updates.slot_of(device)) < i) endings_[device].is_last = false;
     });
   }
-  for (int32_t device = 0; device < num_devices; ++device) endings_[device].free = progress_[device].free;
+  for (const Device device : topology.devices()) endings_[device].free = progress_[resource_of(device)].free;
 }
 
 // After all the rest. False where their times do not follow from those of the accepted play.
 bool Rejoin::serve_updates(Stretch& stretch, Look& look, const Moment& now) {
   int64_t latest = stretch.latest;
   look.updates.clear();
-  for (int32_t device = 0; device < static_cast<int32_t>(endings_.size()); ++device) {
+  for (const Device device : endings_.indices()) {
     if (!graph_.updates.is_there(device)) continue;
     const auto& [giver, free, is_last] = endings_[device];
     if (giver < now.position) return false;
@@ -174,7 +175,7 @@ bool Rejoin::serve_updates(Stretch& stretch, Look& look, const Moment& now) {
 // A checkpoint of the accepted play as it is in this one; `progress_` is of the moment of rejoining.
 Checkpoint Rejoin::shifted(const Checkpoint& point, const Stretch& stretch, int64_t shift) const {
   Checkpoint copy{Position(stretch.order.size()), point.progress, {}, {}};
-  for (size_t i = 0; i < copy.progress.size(); ++i) {
+  for (const Resource i : copy.progress.indices()) {
     auto& [free, served] = copy.progress[i];
     const bool was_used = free != progress_[i].free;  // since that moment
     free = was_used ? free + shift : stretch.resources[i].free;

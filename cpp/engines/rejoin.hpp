@@ -56,11 +56,11 @@ class Rejoin {
   Play& play_;
   const Accepted& accepted_;
   TaskGraph& graph_;
-  ptrdiff_t num_recent_ = 8;        // so many last tasks must share the shift before a closer look
-  size_t spacing_ = 8;              // after a closer look, at least this part more is served before the next
-  std::vector<Progress> progress_;  // at a moment of the accepted play
-  std::vector<Ending> endings_;     // by device
-  int64_t latest_other_ = 0;        // the latest end of all but updates
+  ptrdiff_t num_recent_ = 8;         // so many last tasks must share the shift before a closer look
+  size_t spacing_ = 8;               // after a closer look, at least this part more is served before the next
+  By<Resource, Progress> progress_;  // at a moment of the accepted play
+  By<Device, Ending> endings_;
+  int64_t latest_other_ = 0;  // the latest end of all but updates
 };
 
 }  // namespace soapstone

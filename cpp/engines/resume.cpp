@@ -55,7 +55,7 @@ Resume::Outcome Resume::run_whole(int64_t limit, const Bounds& bounds) {
 Resume::Outcome Resume::run_halves(int64_t limit, const Bounds& bounds) {
   Stretch& forward = play_.main;
   forward.whole.resize(graph_.totals.before.size());
-  for (size_t i = 0; i < forward.whole.size(); ++i) forward.whole[i] = graph_.totals.before[i] + bounds.after_loss();
+  for (const Resource i : forward.whole.indices()) forward.whole[i] = graph_.totals.before[i] + bounds.after_loss();
   play_.start(forward, Half::before_loss, play_.cut, accepted_.loss() + 1);
   forward.calendar.reset(change_, std::max(accepted_.makespan(), bounds.bound()), play_.served.size());
   look_ = {};
@@ -103,7 +103,7 @@ bool Resume::serve(Stretch& stretch, Rejoin::Look& look, int64_t count, int64_t 
 bool Resume::start_backward(Position to, int64_t change) {
   const auto& before = graph_.totals_before().before;
   backward_.whole.resize(before.size());
-  for (size_t i = 0; i < before.size(); ++i) backward_.whole[i] = graph_.totals.after[i] + before[i];
+  for (const Resource i : before.indices()) backward_.whole[i] = graph_.totals.after[i] + before[i];
   play_.start(backward_, Half::after_loss, to, accepted_.past());
   backward_.whole = graph_.totals.work;
   backward_.calendar.reset(change, accepted_.makespan(), play_.served.size());
@@ -126,7 +126,7 @@ void Resume::append_backward(Position to) {
   for (const auto& point : accepted_.checkpoints()) {
     if (point.position <= loss || point.position >= to) continue;
     Checkpoint copy{point.position, point.progress, {}, {}};
-    for (size_t i = 0; i < copy.progress.size(); ++i)
+    for (const Resource i : copy.progress.indices())
       copy.progress[i].served += graph_.totals.before[i] - graph_.totals_before().before[i];
     forward.checkpoints.push_back(std::move(later(copy, begin - loss - 1)));
   }
@@ -183,8 +183,8 @@ bool Resume::give_from(Stretch& stretch, Position begin, Position end, int64_t c
   return in_time;
 }
 
-bool Resume::give_updates(Stretch& stretch, const std::vector<Sums>& updates, Position end, int64_t change) {
-  for (int32_t device = 0; device < static_cast<int32_t>(updates.size()); ++device) {
+bool Resume::give_updates(Stretch& stretch, const By<Device, Sums>& updates, Position end, int64_t change) {
+  for (const Device device : updates.indices()) {
     const auto [count, ready] = updates[device];
     const Slot slot = graph_.updates.slot_of(device);
     if (count == 0 || accepted_.position(slot) < end) continue;

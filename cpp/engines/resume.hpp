@@ -30,7 +30,7 @@ class Resume {
   void append_backward(Position to);
   bool seed(int64_t change);
   bool give_from(Stretch& stretch, Position begin, Position end, int64_t change);
-  bool give_updates(Stretch& stretch, const std::vector<Sums>& updates, Position end, int64_t change);
+  bool give_updates(Stretch& stretch, const By<Device, Sums>& updates, Position end, int64_t change);
 
   Play& play_;
   Accepted& accepted_;

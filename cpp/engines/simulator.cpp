@@ -98,7 +98,7 @@ int64_t Simulator::overflow() {
   if (graph.surely_fits(memory_.bytes, memory_.num_states)) return 0;
   const auto bound = graph.memory_bound(memory_.num_states);
   int64_t sum = 0;
-  for (size_t device = 0; device < bound.size(); ++device) {
+  for (const Device device : bound.indices()) {
     const int64_t mebibytes = (std::max(int64_t{0}, bound[device] - memory_.bytes[device]) + (1 << 20) - 1) >> 20;
     sum += mebibytes * mebibytes;
   }

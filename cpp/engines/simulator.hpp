@@ -11,8 +11,8 @@ namespace soapstone {
 
 // What the devices can hold.
 struct MemoryLimit {
-  std::vector<int64_t> bytes;  // by device; none where there is no limit
-  int64_t num_states = 0;      // numbers that the optimizer keeps for each element
+  By<Device, int64_t> bytes;  // none where there is no limit
+  int64_t num_states = 0;     // numbers that the optimizer keeps for each element
 };
 
 class Simulator {

@@ -26,14 +26,14 @@ struct Sums {
 // A moment that a later play can resume from: before the task at `position` is served.
 struct Checkpoint {
   Position position;
-  std::vector<Progress> progress;  // by resource
+  By<Resource, Progress> progress;
   std::vector<Position> reaching;  // earlier ones for which something from here on waits, but for sums
-  std::vector<Sums> updates;       // by device: what the sums before it give
+  By<Device, Sums> updates;        // what the sums before it give
 };
 
 struct Stretch {
-  struct Resource {
-    int64_t free, left;  // when it is free, and what it has still to serve
+  struct Load {
+    int64_t free, left;  // when a resource is free, and what it has still to serve
   };
 
   explicit Stretch(TaskPool& pool) : calendar(pool) {}
@@ -41,8 +41,8 @@ struct Stretch {
   Half half = Half::both;
   Position begin, end;  // what of the accepted order it replaces
   Calendar calendar;
-  std::vector<Resource> resources;
-  std::vector<int64_t> whole;           // by resource: what it has to serve from the start of the timeline on
+  By<Resource, Load> resources;
+  By<Resource, int64_t> whole;          // what each has to serve from the start of the timeline on
   std::vector<Slot> order;              // what it served
   std::vector<Checkpoint> checkpoints;  // at positions in `order`
   int64_t latest = 0;                   // end so far

@@ -57,7 +57,7 @@ int64_t Touch::first_return() const {
       for (const auto& [op, input] : graph_.graph.tensors[output.tensor].readers) see(op);
   for (const int32_t group : graph_.changes().groups)
     for (const int32_t op : graph_.syncs.groups()[group].ops) see(op);
-  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
+  for (const Device device : graph_.machine.topology.devices())
     if (const Slot slot = graph_.updates.slot_of(device); accepted_.has(slot) && graph_.updates.is_changing(device))
       first = std::min(first, accepted_.ready(slot));
   return std::min(first, first_update());
@@ -66,14 +66,14 @@ int64_t Touch::first_return() const {
 // An update that loses gradients may be ready earlier than it was, but not before some sum that stays: the first such
 // that is found from the end.
 int64_t Touch::first_update() const {
-  std::vector<bool> loses(graph_.machine.topology.num_devices());
+  By<Device, bool> loses(graph_.machine.topology.num_devices());
   std::vector<Slot> gone;
   for (const int32_t group : graph_.changes().groups) {
     if (!graph_.syncs.groups()[group].grad) continue;
     const SyncBlock& old = graph_.syncs.before(group);
     for (const auto& pieces : old.pieces)
       for (const auto& piece : *pieces)
-        for (const int32_t device : piece.holders) loses[device] = true;
+        for (const Device device : piece.holders) loses[device] = true;
     for (const auto& bucket : old.tasks->buckets) gone.push_back(bucket.slot);
   }
   auto num_open = std::count(loses.begin(), loses.end(), true);
@@ -83,7 +83,7 @@ int64_t Touch::first_update() const {
     const Task& task = graph_.pool.tasks[slot];
     if (phase_of(task.key) != sync_phase || std::find(gone.begin(), gone.end(), slot) != gone.end()) continue;
     for (const Slot update : std::span(task.next, task.num_next)) {
-      const int32_t device = graph_.updates.device_of(update);
+      const Device device = graph_.updates.device_of(update);
       if (!loses[device]) continue;
       loses[device] = false;
       --num_open;
@@ -103,11 +103,11 @@ void Touch::find_idle(int64_t first, Idle& idle) {
     return (work > served ? std::max(progress.free, change) : progress.free) - served;
   };
   accepted_.progress_at(std::min(accepted_.position_at(first), accepted_.loss()), progress_);
-  for (size_t i = 0; i < idle.before.size(); ++i)
+  for (const Resource i : idle.before.indices())
     idle.before[i] = stood(progress_[i], first, progress_[i].served, totals.before[i]);
   const int64_t back = std::min(first_return(), accepted_.makespan());
   accepted_.progress_at(std::max(accepted_.position_at(back), accepted_.loss() + 1), progress_);
-  for (size_t i = 0; i < idle.after.size(); ++i) {
+  for (const Resource i : idle.after.indices()) {
     const int64_t served = progress_[i].served - graph_.totals_before().before[i];
     const int64_t idled = stood(progress_[i], back, served, totals.after[i]) - accepted_.loss_end();
     idle.after[i] = std::max<int64_t>(idled, 0);
@@ -118,7 +118,7 @@ bool Touch::waits_for_nothing() const {
   for (const int32_t group : graph_.changes().groups)
     for (const auto& bucket : graph_.syncs[group]->tasks->buckets)
       if (graph_.pool.waiting[bucket.slot] == 0) return true;
-  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
+  for (const Device device : graph_.machine.topology.devices())
     if (graph_.updates.is_there(device) && graph_.pool.waiting[graph_.updates.slot_of(device)] == 0) return true;
   return false;
 }

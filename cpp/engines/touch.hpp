@@ -31,8 +31,8 @@ class Touch {
 
   TaskGraph& graph_;
   const Accepted& accepted_;
-  By<Slot, int64_t> known_;         // when a new task is ready, as far as accepted tasks tell
-  std::vector<Progress> progress_;  // at a moment of the accepted play
+  By<Slot, int64_t> known_;          // when a new task is ready, as far as accepted tasks tell
+  By<Resource, Progress> progress_;  // at a moment of the accepted play
 };
 
 }  // namespace soapstone

@@ -19,7 +19,7 @@ std::vector<Need> needs_of(Layouts& layouts, const Graph& graph, int32_t index, 
     for (int32_t at = overlaps.begin[box]; at < overlaps.begin[box + 1]; ++at) {
       const Box hull(overlaps.hulls.begin() + at * rank, overlaps.hulls.begin() + (at + 1) * rank);
       for (int32_t i = share.begin[overlaps.read[at]]; i < share.begin[overlaps.read[at] + 1]; ++i) {
-        const int32_t device = read.devices[share.parts[i]];
+        const Device device = read.devices[share.parts[i]];
         auto known =
             std::find_if(needs.begin() + first, needs.end(), [&](auto& need) { return need.device == device; });
         if (known == needs.end()) {

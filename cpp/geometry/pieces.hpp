@@ -2,6 +2,7 @@
 #pragma once
 
 #include "geometry/boxes.hpp"
+#include "support/index.hpp"
 
 namespace soapstone {
 
@@ -9,12 +10,12 @@ namespace soapstone {
 struct Reading {
   const std::vector<Box>* boxes;
   std::vector<std::pair<int32_t, int32_t>> parts;  // whatever names them
-  std::vector<int32_t> devices;                    // increasing
+  std::vector<Device> devices;                     // increasing
 };
 
 struct Piece {
-  std::vector<int32_t> holders;  // increasing
-  std::vector<Box> boxes;        // disjoint, in the parameter's factoring
+  std::vector<Device> holders;  // increasing
+  std::vector<Box> boxes;       // disjoint, in the parameter's factoring
   int64_t elements = 0;
   std::vector<std::pair<int32_t, int32_t>> parts;  // that read any of it
 };

@@ -25,7 +25,7 @@ class Additive {
   const Machine machine_;
   const Times& times_;
   Layouts layouts_;
-  std::vector<int64_t> load_;  // by resource; Pile's own, all 0 between piles
+  By<Resource, int64_t> load_;  // Pile's own, all 0 between piles
 };
 
 }  // namespace soapstone

@@ -55,7 +55,7 @@ Choice ChoiceMaker::make(int32_t op, const Configuration& configuration) {
   return choice;
 }
 
-int64_t ChoiceMaker::all_reduce(const std::vector<int32_t>& devices, int64_t bytes) const {
+int64_t ChoiceMaker::all_reduce(const std::vector<Device>& devices, int64_t bytes) const {
   std::vector<Hold> holds;
   const int64_t latency = machine_.topology.all_reduce(devices, bytes, holds);
   return time_of(holds, latency);
@@ -65,7 +65,7 @@ void ChoiceMaker::add_times(int32_t op, Choice& choice) const {
   const auto& [degrees, devices] = choice.configuration;
   const bool back = graph_.ops[op].backward, finishes = layout_->combines && graph_.ops[op].combine.finish;
   const auto at_least_1 = [](int64_t ns) { return std::max<int64_t>(ns, 1); };
-  std::map<int32_t, int64_t> work;
+  std::map<Device, int64_t> work;
   for (int32_t part = 0; part < layout_->num_parts; ++part) {
     const auto& times = times_.of(op, degrees, machine_.kinds[devices[part]])[layout_->extents.of_part[part]];
     const auto first = devices.begin() + part / layout_->copies * layout_->copies;
@@ -84,7 +84,7 @@ void ChoiceMaker::add_parameter(int32_t tensor, const Share& share, Choice& choi
   if (parameters_[tensor] < 0) return;
   const bool disjoint = share.disjoint;  // boxes that meet are cut into pieces, of which nothing is said here
   const bool alone = disjoint && graph_.tensors[tensor].readers.size() == 1 && machine_.bucket_bytes == 0;
-  std::map<int32_t, int64_t> held;
+  std::map<Device, int64_t> held;
   int64_t read = 0;
   for (size_t box = 0; box < share.boxes.size(); ++box) {
     int64_t count = 0;
@@ -93,7 +93,7 @@ void ChoiceMaker::add_parameter(int32_t tensor, const Share& share, Choice& choi
     const auto devices = devices_of(choice.configuration, parts);
     for (const int32_t part : parts) choice.updates[part] = choice.updates[part] || count > 0;
     read = disjoint ? read + count : std::max(read, count);
-    for (const int32_t device : devices) held[device] = disjoint ? held[device] + count : std::max(held[device], count);
+    for (const Device device : devices) held[device] = disjoint ? held[device] + count : std::max(held[device], count);
     if (!alone || devices.size() < 2 || count == 0) continue;
     const int64_t sync = all_reduce(devices, count * graph_.tensors[tensor].item_size);
     for (const int32_t part : parts) choice.sync[part] = std::max(choice.sync[part], sync);

@@ -24,7 +24,7 @@ struct Exhaustive::State {
 
   std::vector<int32_t> choice;                                  // by op
   std::vector<Column> done, follows;                            // by op: R and D
-  std::vector<std::vector<int64_t>> work;                       // by op: of each device, for all ops up to it
+  std::vector<By<Device, int64_t>> work;                        // by op, for all ops up to it
   std::vector<std::vector<int64_t>> elements;                   // likewise: of each parameter on each device
   std::vector<std::vector<std::pair<int64_t, int32_t>>> order;  // by op: (bound, option) of what is worth a look
   Column ready, after;
@@ -86,7 +86,7 @@ void Exhaustive::make_edges() {
   }
 }
 
-int64_t Exhaustive::message(int32_t from, int32_t to, int64_t bytes) const {
+int64_t Exhaustive::message(Device from, Device to, int64_t bytes) const {
   if (from == to) return 0;
   std::vector<Hold> holds;
   const int64_t latency = machine_.topology.transfer(from, to, bytes, holds);
@@ -162,10 +162,10 @@ void Exhaustive::make_rest(size_t num_parameters) {
   }
 }
 
-int64_t Exhaustive::update_time(const State& state, int32_t op, int32_t device) const {
+int64_t Exhaustive::update_time(const State& state, int32_t op, Device device) const {
   const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
   int64_t count = 0;
-  for (size_t i = 0; i < least_elements_.size(); ++i) count += state.elements[op][i * num_devices + device];
+  for (size_t i = 0; i < least_elements_.size(); ++i) count += state.elements[op][i * num_devices + device.value];
   return machine_.update_time(device, count);
 }
 
@@ -186,7 +186,7 @@ int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
   }
   for (const auto& [device, nanoseconds] : option.work) work[device] += nanoseconds;
   for (const auto& [parameter, device, held] : option.elements) {
-    auto& most = elements[parameter * num_devices + device];
+    auto& most = elements[parameter * num_devices + device.value];
     most = std::max(most, held);
   }
   state.ready.assign(count, 0);
@@ -208,8 +208,8 @@ int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
 int64_t Exhaustive::bound_of_work(const State& state, int32_t op) const {
   const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
   int64_t most = 0, total = rest_[op + 1];
-  for (size_t device = 0; device < num_devices; ++device) {
-    const int64_t work = state.work[op][device] + update_time(state, op, static_cast<int32_t>(device));
+  for (const Device device : machine_.topology.devices()) {
+    const int64_t work = state.work[op][device] + update_time(state, op, device);
     most = std::max(most, work);
     total += work;
   }

@@ -52,9 +52,9 @@ class Exhaustive {
   void make_edges();
   void make_turnarounds();
   void make_rest(size_t num_parameters);
-  int64_t message(int32_t from, int32_t to, int64_t bytes) const;
+  int64_t message(Device from, Device to, int64_t bytes) const;
   Matrix around(size_t num_parts, const Choice& reader, const std::vector<Hop>& hops) const;
-  int64_t update_time(const State&, int32_t op, int32_t device) const;
+  int64_t update_time(const State&, int32_t op, Device device) const;
   int64_t place(State&, int32_t op, int32_t choice) const;
   int64_t bound_of_work(const State&, int32_t op) const;
   int64_t bound_of_paths(const State&, int32_t op) const;

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstdint>
 #include <ranges>
+#include <utility>
 #include <vector>
 
 namespace soapstone {
@@ -36,6 +37,8 @@ struct Index {
 
 using Slot = Index<struct SlotTag>;          // of a task, in the pool
 using Position = Index<struct PositionTag>;  // of a task, in the order in which a play serves them
+using Device = Index<struct DeviceTag>;
+using Resource = Index<struct ResourceTag>;  // devices come first, then directions of links
 
 // All from `begin` up to `end`, of which there are none where it comes first; or the first so many.
 template <typename I>
@@ -51,6 +54,7 @@ constexpr auto range(std::integral auto count) {
 template <typename I, typename T>
 struct By : std::vector<T> {
   using std::vector<T>::vector;
+  explicit By(std::vector<T> values) : std::vector<T>(std::move(values)) {}
 
   decltype(auto) operator[](I index) { return std::vector<T>::operator[](index.value); }
   decltype(auto) operator[](I index) const { return std::vector<T>::operator[](index.value); }

@@ -11,7 +11,7 @@ namespace soapstone {
 namespace {
 
 // The first of the parts of one output part that runs on each part's device.
-void find_first_on_device(const Layout& layout, const std::vector<int32_t>& devices, std::vector<int32_t>& result) {
+void find_first_on_device(const Layout& layout, const std::vector<Device>& devices, std::vector<int32_t>& result) {
   result.resize(layout.num_parts);
   for (int32_t part = 0; part < layout.num_parts; ++part) {
     int32_t first = part / layout.copies * layout.copies;
@@ -58,14 +58,15 @@ class OpBuilder {
     int32_t known_kind = -1;
     for (int32_t part = 0; part < layout->num_parts; ++part) {
       if (finish && block_.first_on_device[part] != part) continue;
-      const int32_t device = configuration.devices[part];
+      const Device device = configuration.devices[part];
       if (const int32_t device_kind = graph_.machine.kinds[device]; device_kind != known_kind) {
         times = &graph_.times.of(op_, layout->degrees, device_kind);
         known_kind = device_kind;
       }
       const int64_t duration = std::max<int64_t>((*times)[layout->extents.of_part[part]].*time, 1);
-      block_.holds.push_back({device, duration});
-      slots[part] = writer_.add(graph_.key(back, op_, kind, finish, part, device), 0, graph_.tail_of(op_, role)).slot;
+      block_.holds.push_back({resource_of(device), duration});
+      const uint64_t key = graph_.key(back, op_, kind, finish, part, device.value);
+      slots[part] = writer_.add(key, 0, graph_.tail_of(op_, role)).slot;
       least = std::min(least, duration);
     }
   }
@@ -134,8 +135,8 @@ void OpBlocks::check(int32_t op, const Configuration& configuration) const {
   }
   if (configuration.devices.size() != static_cast<size_t>(num_parts))
     throw std::invalid_argument("a configuration names one device a part");
-  for (const int32_t device : configuration.devices)
-    if (device < 0 || device >= graph_.machine.topology.num_devices())
+  for (const Device device : configuration.devices)
+    if (device < Device(0) || device >= Device(graph_.machine.topology.num_devices()))
       throw std::invalid_argument("there is no such device");
 }
 
@@ -169,7 +170,7 @@ void OpBlocks::count(int32_t op, const OpState& state, int64_t sign) {
   auto& totals = graph_.totals;
   totals.count(*state.block, sign);
   for (int32_t part = 0; part < state.layout->num_parts; ++part) {
-    const int32_t device = state.configuration.devices[part];
+    const Device device = state.configuration.devices[part];
     for (const auto* slots :
          {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
       if (!slots->empty() && (*slots)[part] != none)
@@ -182,20 +183,19 @@ void OpBlocks::count(int32_t op, const OpState& state, int64_t sign) {
 
 void OpBlocks::count_working(int32_t op, const OpState& state, int64_t sign) {
   for (int32_t part = 0; part < state.layout->num_parts; ++part) {
-    const int32_t device = state.configuration.devices[part];
-    auto& working = working_[op * most_working_.size() + device];
-    working = sign < 0 ? 0 : std::max(working, state.layout->working[part]);
+    const Device device = state.configuration.devices[part];
+    auto& most = working(op, device);
+    most = sign < 0 ? 0 : std::max(most, state.layout->working[part]);
     most_known_[device] = false;
   }
 }
 
-const std::vector<int64_t>& OpBlocks::most_working() {
-  const size_t num_devices = most_working_.size();
-  for (size_t device = 0; device < num_devices; ++device) {
+const By<Device, int64_t>& OpBlocks::most_working() {
+  for (const Device device : most_working_.indices()) {
     if (most_known_[device]) continue;
     most_working_[device] = 0;
-    for (size_t op = 0; op < states_.size(); ++op)
-      most_working_[device] = std::max(most_working_[device], working_[op * num_devices + device]);
+    for (int32_t op = 0; op < static_cast<int32_t>(states_.size()); ++op)
+      most_working_[device] = std::max(most_working_[device], working(op, device));
     most_known_[device] = true;
   }
   return most_working_;

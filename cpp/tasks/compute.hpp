@@ -57,9 +57,9 @@ class OpBlocks final : public Blocks {
   auto begin() const { return states_.begin(); }
   auto end() const { return states_.end(); }
   bool is_changing(int32_t op) const { return changing_[op]; }
-  const OpBlock& before(int32_t op) const;     // the change
-  const std::vector<int64_t>& most_working();  // by device: the largest task's bytes
-  bool has_unread(int32_t op) const;           // some part finishes a copy that nobody reads
+  const OpBlock& before(int32_t op) const;    // the change
+  const By<Device, int64_t>& most_working();  // the largest task's bytes
+  bool has_unread(int32_t op) const;          // some part finishes a copy that nobody reads
 
   void make(const ChangeSet&) override {}  // `configure` did
   void join(ChangeSet& changes) override;
@@ -78,6 +78,7 @@ class OpBlocks final : public Blocks {
   bool is_unread(int32_t op, int32_t part) const;
   bool is_returned(int32_t op, int32_t begin, int32_t end) const;
   void add_combine_edges(int32_t op, std::vector<Edge>& edges) const;
+  int64_t& working(int32_t op, Device device) { return working_[op * most_working_.size() + device.value]; }
   void drop(OpState& state);
   void list_op(int32_t op, Listing& listing) const;
 
@@ -86,8 +87,8 @@ class OpBlocks final : public Blocks {
   std::vector<std::pair<int32_t, OpState>> replaced_;
   std::vector<bool> changing_;
   std::vector<int64_t> working_;  // by op and device: the largest part's bytes
-  std::vector<int64_t> most_working_;
-  std::vector<bool> most_known_;  // by device
+  By<Device, int64_t> most_working_;
+  By<Device, bool> most_known_;
   Spares<OpBlock> spare_;
 };
 

@@ -95,7 +95,7 @@ void FlowBuilder::find_flows(int32_t part) {
   for (size_t flow = first; flow < block_->flows.size(); ++flow) flow_on_[block_->flows[flow].device] = -1;
 }
 
-int32_t FlowBuilder::flow_to(int32_t part, int32_t device, const Interval* hull) {
+int32_t FlowBuilder::flow_to(int32_t part, Device device, const Interval* hull) {
   int32_t& index = flow_on_[device];
   if (index < 0) {
     index = static_cast<int32_t>(block_->flows.size());
@@ -109,7 +109,7 @@ int32_t FlowBuilder::flow_to(int32_t part, int32_t device, const Interval* hull)
   return index;
 }
 
-Flow FlowBuilder::new_flow(int32_t part, int32_t device) const {
+Flow FlowBuilder::new_flow(int32_t part, Device device) const {
   Flow flow;
   flow.part = part;
   flow.device = device;
@@ -148,7 +148,7 @@ void FlowBuilder::find_gaps() {
   block_->all_return = num_returned == num_parts;
 }
 
-inline int64_t FlowBuilder::Tally::add(int32_t resource, int64_t duration) {
+inline int64_t FlowBuilder::Tally::add(Resource resource, int64_t duration) {
   int64_t& served = served_[resource];
   if (served == 0) resources_.push_back(resource);
   return served += duration;
@@ -156,7 +156,7 @@ inline int64_t FlowBuilder::Tally::add(int32_t resource, int64_t duration) {
 
 int64_t FlowBuilder::Tally::end(std::vector<Hold>* sums) {
   int64_t most = 0;
-  for (const int32_t resource : resources_) {
+  for (const Resource resource : resources_) {
     const int64_t served = std::exchange(served_[resource], 0);
     most = std::max(most, served);
     if (sums) sums->push_back({resource, served});
@@ -192,7 +192,7 @@ bool FlowBuilder::fits() const {
   return (meets_ ? there_.most + back_.most : std::max(there_.most, back_.most)) <= limit_;
 }
 
-void FlowBuilder::Direction::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle) {
+void FlowBuilder::Direction::begin(const By<Resource, int64_t>& counted, const By<Resource, int64_t>* idle) {
   tally.end();  // what a refusal left after
   others = counted;
   if (idle) std::transform(counted.begin(), counted.end(), idle->begin(), others.begin(), std::plus<>());

@@ -54,7 +54,7 @@ bool FlowBuilder::moves_alike(const FlowBlock& before) const {
 void FlowBuilder::add_holds(Flow& flow, bool back) {
   auto& holds = block_->holds;
   auto& trip = back ? flow.back : flow.there;
-  const int32_t from = back ? flow.device : flow.source, to = back ? flow.source : flow.device;
+  const Device from = back ? flow.device : flow.source, to = back ? flow.source : flow.device;
   trip.begin = static_cast<int32_t>(holds.size());
   graph_.machine.topology.transfer(from, to, flow.bytes, holds);
   trip.end = static_cast<int32_t>(holds.size());
@@ -70,7 +70,8 @@ void FlowBuilder::add_transfers(const FlowBlock* before) {
     for (auto& flow : block_->flows) {
       if (!flow.moves() || (back && !flow.returns)) continue;
       add_holds(flow, back);
-      const uint64_t key = graph_.key(back, tensor_->producer, Kind::transfer, tensor_->output, flow.part, flow.device);
+      const uint64_t key =
+          graph_.key(back, tensor_->producer, Kind::transfer, tensor_->output, flow.part, flow.device.value);
       (back ? flow.backward : flow.forward) = slot;
       graph_.pool.write(slot++, key, graph_.transfer_tail(index_, back), block_->holds, back ? flow.back : flow.there);
     }

@@ -41,7 +41,7 @@ bool FlowBlocks::route(ChangeSet& changes, int64_t limit, const Idle* idle) {
 
 void FlowBlocks::count(const FlowBlock& block, int64_t sign) {
   auto& totals = graph_.totals;
-  const auto add = [&](std::vector<int64_t>& to, const std::vector<Hold>& sums) {
+  const auto add = [&](By<Resource, int64_t>& to, const std::vector<Hold>& sums) {
     for (const auto& [resource, duration] : sums) {
       to[resource] += sign * duration;
       totals.work[resource] += sign * duration;
@@ -49,7 +49,7 @@ void FlowBlocks::count(const FlowBlock& block, int64_t sign) {
   };
   add(totals.before, block.before);
   add(totals.after, block.after);
-  for (size_t device = 0; device < block.made.size(); ++device) totals.memory.made[device] += sign * block.made[device];
+  for (const Device device : block.made.indices()) totals.memory.made[device] += sign * block.made[device];
 }
 
 void FlowBlocks::join(ChangeSet& changes) {

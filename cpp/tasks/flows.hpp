@@ -17,10 +17,11 @@ class TaskGraph;
 
 // An output part of a tensor as one device has it: made there, or moved there from `source`.
 struct Flow {
-  int32_t part = 0, device = 0, source = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
-  bool returns = false;                                 // a gradient goes back
-  Slot forward = none, backward = none;                 // the transfers, where it moves
-  int32_t readers_begin = 0;                            // its readers begin here in FlowBlock::readers
+  int32_t part = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
+  Device device, source;
+  bool returns = false;                  // a gradient goes back
+  Slot forward = none, backward = none;  // the transfers, where it moves
+  int32_t readers_begin = 0;             // its readers begin here in FlowBlock::readers
   int64_t bytes = 0;
   Trip there, back;
 
@@ -34,7 +35,7 @@ struct Reader {
 struct FlowBlock : Block {
   std::vector<Flow> flows;
   std::vector<Hold> before, after;            // what each resource serves of the transfers, there and back
-  std::vector<int64_t> made;                  // by device: bytes of what is moved there
+  By<Device, int64_t> made;                   // bytes of what is moved there
   std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
   std::vector<Reader> readers;                // of all flows
   std::vector<Slot> next;                     // successors of all transfers,

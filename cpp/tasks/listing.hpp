@@ -14,14 +14,15 @@ struct TaskRow {
   bool backward = false, finish = false;
   int64_t bytes = 0, latency = 0;
   int32_t flow = -1;                                // transfer
-  std::vector<int32_t> devices;                     // where it runs; a transfer: source, destination
+  std::vector<Device> devices;                      // where it runs; a transfer: source, destination
   std::vector<std::pair<int32_t, int32_t>> pieces;  // sync: (parameter, piece)
   std::vector<int32_t> after;                       // rows
   std::vector<Hold> holds;
 };
 
 struct FlowRow {
-  int32_t tensor = 0, part = 0, device = 0, source = 0;
+  int32_t tensor = 0, part = 0;
+  Device device, source;
   Box hull;                                          // all that the device reads of it
   int32_t forward = -1, backward = -1;               // the transfers' rows, -1 where it does not move
   std::vector<std::pair<int32_t, int32_t>> readers;  // (op, part), increasing
@@ -55,10 +56,10 @@ class Listing {
   void sort_rows();
 
   TaskGraph graph_;
-  std::vector<Slot> slots_;                                        // by row
-  std::vector<std::pair<Slot, Slot>> transfers_;                   // by flow: forward, backward
-  By<Slot, int32_t> row_of_;                                       // -1 where no task is
-  std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> flow_;  // (tensor, part, device)
+  std::vector<Slot> slots_;                                       // by row
+  std::vector<std::pair<Slot, Slot>> transfers_;                  // by flow: forward, backward
+  By<Slot, int32_t> row_of_;                                      // -1 where no task is
+  std::map<std::tuple<int32_t, int32_t, Device>, int32_t> flow_;  // (tensor, part, device)
 };
 
 }  // namespace soapstone

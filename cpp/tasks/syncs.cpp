@@ -99,7 +99,7 @@ class SyncBuilder {
       const Share& share = layout->inputs[input];
       const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
       for (int32_t part = 0; part < layout->num_parts; ++part) {
-        const int32_t box = share.of_part[part], region = share.regions[box], device = configuration.devices[part];
+        const int32_t box = share.of_part[part], region = share.regions[box];
         if (region < 0) continue;
         if (reading_of_[region] < 0) {
           reading_of_[region] = static_cast<int32_t>(readings.size());
@@ -109,13 +109,14 @@ class SyncBuilder {
         }
         const int32_t reading = reading_of_[region];
         readings[reading].parts.emplace_back(static_cast<int32_t>(place), part);
-        on[reading * num_words + (device >> 6)] |= uint64_t{1} << (device & 63);
+        const int32_t bit = configuration.devices[part].value;
+        on[reading * num_words + (bit >> 6)] |= uint64_t{1} << (bit & 63);
       }
     }
     for (const int32_t region : regions) reading_of_[region] = -1;
     for (size_t i = 0; i < on.size(); ++i)
       for (uint64_t bits = on[i]; bits; bits &= bits - 1)
-        readings[i / num_words].devices.push_back(static_cast<int32_t>(i % num_words * 64) + std::countr_zero(bits));
+        readings[i / num_words].devices.emplace_back(i % num_words * 64 + std::countr_zero(bits));
     return pieces_of(readings);
   }
 
@@ -160,7 +161,7 @@ class SyncBuilder {
       const uint64_t key = pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p);
       graph_.pool.write(slot, key, graph_.sync_tail(), tasks.holds, bucket.trip);
       bucket.slot = slot++;
-      for (const int32_t device : bucket.holders) tasks.next.push_back(graph_.updates.slot_of(device));
+      for (const Device device : bucket.holders) tasks.next.push_back(graph_.updates.slot_of(device));
     }
     const Slot* at = tasks.next.data();
     for (const auto& bucket : tasks.buckets) {
@@ -237,7 +238,7 @@ void SyncBlocks::count(int32_t group, const SyncBlock& block, int64_t sign) {
   graph_.totals.count(*block.tasks, sign);
   for (size_t i = 0; i < groups_[group].tensors.size(); ++i)
     for (const auto& piece : *block.pieces[i])
-      for (const int32_t device : piece.holders) {
+      for (const Device device : piece.holders) {
         const int64_t bytes = piece.elements * graph_.graph.tensors[groups_[group].tensors[i]].item_size;
         parameters[device] += sign * bytes;
         if (!groups_[group].grad) continue;
@@ -245,7 +246,7 @@ void SyncBlocks::count(int32_t group, const SyncBlock& block, int64_t sign) {
         graph_.totals.elements[device] += sign * piece.elements;
       }
   for (const auto& bucket : block.tasks->buckets)
-    for (const int32_t device : bucket.holders) buckets[device] += sign * bucket.bytes;
+    for (const Device device : bucket.holders) buckets[device] += sign * bucket.bytes;
 }
 
 const SyncBlock& SyncBlocks::before(int32_t group) const {

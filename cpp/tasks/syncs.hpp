@@ -14,7 +14,7 @@ namespace soapstone {
 class TaskGraph;
 
 struct Bucket {
-  std::vector<int32_t> holders;
+  std::vector<Device> holders;
   std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
   int64_t bytes = 0;
   Slot slot = none;

@@ -77,17 +77,17 @@ void TaskGraph::list(Listing& listing) const {
   for (const Blocks* kind : kinds_) kind->list(listing);
 }
 
-std::vector<int64_t> TaskGraph::memory_bound(int64_t num_states) {
-  std::vector<int64_t> bound = ops.most_working();
-  for (size_t device = 0; device < bound.size(); ++device) bound[device] += totals.memory.lasting(device, num_states);
+By<Device, int64_t> TaskGraph::memory_bound(int64_t num_states) {
+  By<Device, int64_t> bound = ops.most_working();
+  for (const Device device : bound.indices()) bound[device] += totals.memory.lasting(device, num_states);
   return bound;
 }
 
-bool TaskGraph::surely_fits(const std::vector<int64_t>& limit, int64_t num_states) const {
+bool TaskGraph::surely_fits(const By<Device, int64_t>& limit, int64_t num_states) const {
   int64_t largest = 0;
   for (const auto& op : ops)
     largest = std::max(largest, *std::max_element(op.layout->working.begin(), op.layout->working.end()));
-  for (size_t device = 0; device < limit.size(); ++device)
+  for (const Device device : limit.indices())
     if (totals.memory.lasting(device, num_states) + largest > limit[device]) return false;
   return true;
 }

@@ -60,10 +60,10 @@ class TaskGraph {
   std::vector<SlotRun> slots() const;                          // of all tasks that are in the graph
   void list(Listing& listing) const;
 
-  // By device: what no order of the tasks can pass, where the optimizer keeps so many numbers for each element.
-  std::vector<int64_t> memory_bound(int64_t num_states);
+  // What no order of the tasks can pass, where the optimizer keeps so many numbers for each element.
+  By<Device, int64_t> memory_bound(int64_t num_states);
   // Whether it is within a limit, found without asking which device runs the largest task.
-  bool surely_fits(const std::vector<int64_t>& limit, int64_t num_states) const;
+  bool surely_fits(const By<Device, int64_t>& limit, int64_t num_states) const;
 
   // Places of the tails that bounds put after tasks.
   int32_t tail_of(int32_t op, Role role) const { return num_roles * op + role; }

@@ -66,7 +66,7 @@ void TaskPool::write(Slot slot, uint64_t key, int32_t tail, const std::vector<Ho
 }
 
 Trip Trip::of(const std::vector<Hold>& holds, size_t begin, int64_t latency) {
-  Trip trip{static_cast<int32_t>(begin), static_cast<int32_t>(holds.size()), 0, 0, latency, 0};
+  Trip trip{static_cast<int32_t>(begin), static_cast<int32_t>(holds.size()), {}, {}, latency, 0};
   int64_t longest = 0;
   for (size_t i = begin; i < holds.size(); ++i) {
     if (holds[i].duration > longest) trip.slowest = holds[i].resource;

@@ -29,7 +29,7 @@ inline uint64_t phase_of(uint64_t key) { return key >> phase_shift; }
 struct alignas(64) Task {
   uint64_t key = 0;
   int64_t latency = 0;
-  Hold first{0, 0};
+  Hold first{{}, 0};
   const Hold* holds = nullptr;
   const Slot* next = nullptr;  // the tasks that wait for this one
   int32_t num_holds = 0, num_next = 0;
@@ -46,7 +46,7 @@ struct alignas(64) Task {
 // takes, and the latency. Often the way out of one node is as slow as the way into another.
 struct Trip {
   int32_t begin = 0, end = 0;
-  int32_t slowest = 0, last_slowest = 0;
+  Resource slowest, last_slowest;
   int64_t latency = 0, time = 0;
 
   // Of the last holds, from `begin` on.

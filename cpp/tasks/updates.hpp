@@ -9,20 +9,20 @@ namespace soapstone {
 
 class TaskGraph;
 
-// By device. Each has its slot for good; where a device holds no parameters, that is not in the task graph.
+// Each device has its slot for good; where it holds no parameters, that is not in the task graph.
 class Updates final : public Blocks {
  public:
   explicit Updates(TaskGraph& graph);
 
-  Slot slot_of(int32_t device) const { return first_ + device; }
-  int32_t device_of(Slot slot) const {
+  Slot slot_of(Device device) const { return first_ + device.value; }
+  Device device_of(Slot slot) const {
     assert(has(slot));
-    return slot - first_;
+    return Device(slot - first_);
   }
   bool has(Slot slot) const { return slot >= first_ && slot < first_ + num_devices_; }
-  bool is_there(int32_t device) const;
-  bool is_changing(int32_t device) const;
-  int64_t time(int32_t device) const;
+  bool is_there(Device device) const;
+  bool is_changing(Device device) const;
+  int64_t time(Device device) const;
 
   void make(const ChangeSet& changes) override;
   void join(ChangeSet& changes) override;
@@ -33,7 +33,8 @@ class Updates final : public Blocks {
   void list(Listing& listing) const override;
 
  private:
-  int64_t wanted_time(int32_t device) const;
+  auto devices() const { return range<Device>(num_devices_); }
+  int64_t wanted_time(Device device) const;
 
   TaskGraph& graph_;
   int32_t num_devices_;
