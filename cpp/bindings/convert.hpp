@@ -73,10 +73,14 @@ inline std::vector<BoxPairs> to_pairs(const std::vector<soapstone::Box>& boxes) 
 using soapstone::Configuration;
 using ConfigurationPair = std::pair<std::vector<int32_t>, std::vector<soapstone::Device>>;
 
-inline std::vector<Configuration> to_strategy(const std::vector<ConfigurationPair>& pairs) {
-  std::vector<Configuration> strategy;
-  for (const auto& [degrees, devices] : pairs) strategy.push_back({degrees, devices});
-  return strategy;
+inline std::vector<Configuration> to_configurations(const std::vector<ConfigurationPair>& pairs) {
+  std::vector<Configuration> configurations;
+  for (const auto& [degrees, devices] : pairs) configurations.push_back({degrees, devices});
+  return configurations;
+}
+
+inline soapstone::Strategy to_strategy(const std::vector<ConfigurationPair>& pairs) {
+  return soapstone::Strategy(to_configurations(pairs));
 }
 
 inline std::vector<ConfigurationPair> to_pairs(const std::vector<Configuration>& strategy) {

@@ -5,11 +5,11 @@
 
 namespace {
 
-using ChangePairs = std::vector<std::pair<int32_t, ConfigurationPair>>;
+using ChangePairs = std::vector<std::pair<soapstone::OpIndex, ConfigurationPair>>;
 
 std::optional<int64_t> propose(soapstone::Simulator& self, const ChangePairs& changes, std::optional<int64_t> limit,
                                soapstone::Method method) {
-  std::vector<std::pair<int32_t, Configuration>> native;
+  soapstone::Changes native;
   for (const auto& [op, configuration] : changes) native.push_back({op, {configuration.first, configuration.second}});
   return self.propose(native, limit.value_or(INT64_MAX), method);
 }

@@ -7,6 +7,7 @@ namespace {
 
 using soapstone::By;
 using soapstone::Device;
+using soapstone::OpIndex;
 
 std::pair<HoldPairs, int64_t> transfer(const soapstone::Topology& self, Device source, Device target, int64_t bytes) {
   std::vector<soapstone::Hold> holds;
@@ -23,7 +24,7 @@ std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const 
 
 using TimesTuple = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
-void set_times(soapstone::Times& self, int32_t op, const std::vector<int32_t>& degrees, int32_t kind,
+void set_times(soapstone::Times& self, OpIndex op, const std::vector<int32_t>& degrees, int32_t kind,
                const std::vector<TimesTuple>& times) {
   std::vector<soapstone::PartTimes> by_extents;
   for (const auto& [forward, backward, finish_forward, finish_backward] : times)
@@ -52,11 +53,11 @@ void bind_topology(nb::module_& m) {
 void bind_times(nb::module_& m) {
   using soapstone::Times;
   nb::class_<Times>(m, "Times")
-      .def(nb::init<const soapstone::Graph&, std::vector<int32_t>>(), nb::arg("graph"), nb::arg("alike"),
+      .def(nb::init<const soapstone::Graph&, By<OpIndex, OpIndex>>(), nb::arg("graph"), nb::arg("alike"),
            nb::keep_alive<1, 2>(), "`alike` names, by op, the op that it shares its times with.")
       .def(
           "extents",
-          [](const Times& self, int32_t op, const std::vector<int32_t>& degrees) {
+          [](const Times& self, OpIndex op, const std::vector<int32_t>& degrees) {
             return self.extents(op, degrees).distinct;
           },
           nb::arg("op"), nb::arg("degrees"), "The distinct extents of an op's parts.")

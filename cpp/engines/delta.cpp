@@ -57,7 +57,7 @@ int64_t Delta::first_touch() const {
     for (const Slot slot : run.slots())
       if (graph_.pool.waiting[slot] == 0) return 0;
   for (const int32_t tensor : graph_.changes().tensors) {
-    const int32_t op = graph_.graph.tensors[tensor].producer;
+    const OpIndex op = graph_.graph.tensors[tensor].producer;
     if (!graph_.is_changing(op)) first = std::min(first, touch_.first_arrival(op));
   }
   return first;
@@ -148,7 +148,7 @@ void Delta::open_fresh() {
       swept(slot).served = true;  // never again
     }
   for (const auto& edge : added_) touched.push_back(edge.to);
-  if (graph_.loss.op() >= 0) touched.push_back(graph_.loss.task());  // it waits for copies until somebody reads them
+  if (graph_.loss.op() != none) touched.push_back(graph_.loss.task());  // it waits for copies until somebody reads them
   for (const auto& run : graph_.changes().fresh)
     for (const Slot slot : run.slots()) {
       set_open(slot);

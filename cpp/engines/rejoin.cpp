@@ -45,7 +45,7 @@ void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
     for (const Slot slot : run.slots())
       if (accepted_.position(slot) < stretch.end) look.settled = std::max(look.settled, accepted_.position(slot) + 1);
   };
-  const auto see_op = [&](int32_t op) { see(graph_.ops[op].block->run()); };
+  const auto see_op = [&](OpIndex op) { see(graph_.ops[op].block->run()); };
   for (const auto& run : graph_.changes().gone) see(run);
   for (const int32_t tensor : graph_.changes().tensors) {
     see_op(graph_.graph.tensors[tensor].producer);
@@ -55,7 +55,7 @@ void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
   }
   if (!forward)
     for (const int32_t group : graph_.changes().groups)
-      for (const int32_t op : graph_.syncs.groups()[group].ops) see_op(op);
+      for (const OpIndex op : graph_.syncs.groups()[group].ops) see_op(op);
   look.num_fresh = 0;
   for (const auto& run : graph_.changes().fresh)
     for (const Slot slot : run.slots())

@@ -21,12 +21,12 @@ bool Touch::has_halves() const {
 
 int64_t Touch::first_input() {
   int64_t first = INT64_MAX;
-  for (const int32_t op : graph_.changes().ops) {
+  for (const OpIndex op : graph_.changes().ops) {
     for (const Slot slot : graph_.ops.before(op).forward) first = std::min(first, accepted_.ready(slot));
     bool all_wait = false;  // some input is read by every part
     for (const auto& [tensor, reader] : graph_.reads[op]) {
       all_wait |= graph_.between(tensor, reader).all_reached;
-      const int32_t producer = graph_.graph.tensors[tensor].producer;
+      const OpIndex producer = graph_.graph.tensors[tensor].producer;
       if (!graph_.is_changing(producer)) first = std::min(first, first_arrival(producer));
     }
     if (!all_wait) return 0;
@@ -34,7 +34,7 @@ int64_t Touch::first_input() {
   return first == INT64_MAX ? 0 : first;
 }
 
-int64_t Touch::first_arrival(int32_t op) const {
+int64_t Touch::first_arrival(OpIndex op) const {
   const auto& state = graph_.ops[op];
   int64_t first = INT64_MAX;
   for (int32_t part = 0; part < state.layout->num_parts; ++part)
@@ -47,7 +47,7 @@ int64_t Touch::first_arrival(int32_t op) const {
 // maker gets other messages, or for the gradient of a parameter that is summed otherwise, or it is an update.
 int64_t Touch::first_return() const {
   int64_t first = INT64_MAX;
-  const auto see = [&](int32_t op) {
+  const auto see = [&](OpIndex op) {
     if (!graph_.graph.ops[op].backward) return;
     for (const Slot slot : graph_.ops.before(op).backward)
       first = std::min(first, graph_.is_changing(op) ? accepted_.ready(slot) : accepted_.end(slot));
@@ -56,7 +56,7 @@ int64_t Touch::first_return() const {
     for (const auto& output : graph_.graph.ops[graph_.graph.tensors[tensor].producer].outputs)
       for (const auto& [op, input] : graph_.graph.tensors[output.tensor].readers) see(op);
   for (const int32_t group : graph_.changes().groups)
-    for (const int32_t op : graph_.syncs.groups()[group].ops) see(op);
+    for (const OpIndex op : graph_.syncs.groups()[group].ops) see(op);
   for (const Device device : graph_.machine.topology.devices())
     if (const Slot slot = graph_.updates.slot_of(device); accepted_.has(slot) && graph_.updates.is_changing(device))
       first = std::min(first, accepted_.ready(slot));

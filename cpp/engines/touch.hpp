@@ -19,7 +19,7 @@ class Touch {
   // ready before this, as long as all before the position ends when it did.
   int64_t first_change(Position position);
   // The earliest end of any of an op's outputs.
-  int64_t first_arrival(int32_t op) const;
+  int64_t first_arrival(OpIndex op) const;
   // Whether a gradient sum or an update has lost all that it waited for.
   bool waits_for_nothing() const;
   // Whether the loss parts the tasks as it did before.

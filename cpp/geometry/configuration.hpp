@@ -18,6 +18,8 @@ struct Configuration {
   bool operator==(const Configuration&) const = default;
 };
 
+using Strategy = By<OpIndex, Configuration>;
+
 // The devices of some parts, increasing, each once.
 std::vector<Device> devices_of(const Configuration&, std::span<const int32_t> parts);
 

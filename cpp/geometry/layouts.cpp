@@ -245,7 +245,7 @@ Layouts::Layouts(const Graph& graph) : graph_(graph) {
   for (const auto& tensor : graph.tensors) recent_.emplace_back(tensor.readers.size());
 }
 
-std::shared_ptr<const Layout> Layouts::of(int32_t op, const Degrees& degrees) {
+std::shared_ptr<const Layout> Layouts::of(OpIndex op, const Degrees& degrees) {
   auto& known = layouts_[class_of_[op]][degrees];
   if (!known) {
     auto layout = std::make_shared<Layout>(lay_out(graph_, graph_.ops[op], degrees));

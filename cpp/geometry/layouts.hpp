@@ -54,7 +54,7 @@ class Layouts {
  public:
   explicit Layouts(const Graph&);
 
-  std::shared_ptr<const Layout> of(int32_t op, const Degrees&);
+  std::shared_ptr<const Layout> of(OpIndex op, const Degrees&);
 
   // `reader` is an index in the tensor's readers. Valid until the next call of `forget`.
   const Overlaps& between(int32_t tensor, int32_t reader, const Layout& made, const Layout& read);
@@ -75,7 +75,7 @@ class Layouts {
   };
 
   const Graph& graph_;
-  std::vector<int32_t> class_of_;                                          // by op
+  By<OpIndex, int32_t> class_of_;
   std::vector<std::map<Degrees, std::shared_ptr<const Layout>>> layouts_;  // by class
   std::unordered_map<std::pair<uint64_t, uint64_t>, std::unique_ptr<const Overlaps>, PairHash> overlaps_;
   struct Recent {

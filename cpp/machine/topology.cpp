@@ -88,8 +88,7 @@ void Topology::check_link(const Link& link, int32_t num_vertices) const {
 }
 
 void Topology::check_device(Device device) const {
-  if (device < Device(0) || device >= Device(num_devices_))
-    throw std::invalid_argument("no device " + std::to_string(device.value));
+  if (!device.is_below(num_devices_)) throw std::invalid_argument("no device " + std::to_string(device.value));
 }
 
 void Topology::check_connected() const {

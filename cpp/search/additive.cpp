@@ -36,7 +36,7 @@ Additive::Additive(const Graph& graph, Machine machine, const Times& times)
       layouts_(graph),
       load_(machine_.topology.num_resources()) {}
 
-int64_t Additive::compute(int32_t op, const Configuration& configuration) {
+int64_t Additive::compute(OpIndex op, const Configuration& configuration) {
   const auto layout = layouts_.of(op, configuration.degrees);
   const bool backward = graph_.ops[op].backward;
   const bool finishes = layout->combines && graph_.ops[op].combine.finish;
@@ -55,7 +55,7 @@ int64_t Additive::compute(int32_t op, const Configuration& configuration) {
   return *std::max_element(busy.begin(), busy.end()) + (backward ? 2 : 1) * pile.time();
 }
 
-int64_t Additive::sync(int32_t op, const Configuration& configuration) {
+int64_t Additive::sync(OpIndex op, const Configuration& configuration) {
   const auto layout = layouts_.of(op, configuration.degrees);
   By<Device, int64_t> updated(machine_.topology.num_devices());  // elements
   Pile pile(load_);

@@ -40,7 +40,7 @@ void what_follows(const Choice& choice, const Column& after, Column& follows) {
   }
 }
 
-Choice ChoiceMaker::make(int32_t op, const Configuration& configuration) {
+Choice ChoiceMaker::make(OpIndex op, const Configuration& configuration) {
   layout_ = layouts_.of(op, configuration.degrees);
   Choice choice;
   choice.configuration = configuration;
@@ -61,7 +61,7 @@ int64_t ChoiceMaker::all_reduce(const std::vector<Device>& devices, int64_t byte
   return time_of(holds, latency);
 }
 
-void ChoiceMaker::add_times(int32_t op, Choice& choice) const {
+void ChoiceMaker::add_times(OpIndex op, Choice& choice) const {
   const auto& [degrees, devices] = choice.configuration;
   const bool back = graph_.ops[op].backward, finishes = layout_->combines && graph_.ops[op].combine.finish;
   const auto at_least_1 = [](int64_t ns) { return std::max<int64_t>(ns, 1); };

@@ -49,11 +49,11 @@ class ChoiceMaker {
   ChoiceMaker(const Graph& graph, const Machine& machine, const Times& times, const std::vector<int32_t>& parameters)
       : graph_(graph), machine_(machine), times_(times), parameters_(parameters), layouts_(graph) {}
 
-  Choice make(int32_t op, const Configuration&);  // all but the turnaround
+  Choice make(OpIndex op, const Configuration&);  // all but the turnaround
 
  private:
   int64_t all_reduce(const std::vector<Device>& devices, int64_t bytes) const;
-  void add_times(int32_t op, Choice&) const;
+  void add_times(OpIndex op, Choice&) const;
   void add_parameter(int32_t tensor, const Share&, Choice&) const;
 
   const Graph& graph_;

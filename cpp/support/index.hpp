@@ -24,6 +24,7 @@ struct Index {
   constexpr Index(None) : value(-1) {}
 
   constexpr auto operator<=>(const Index&) const = default;
+  constexpr bool is_below(std::integral auto count) const { return value >= 0 && std::cmp_less(value, count); }
 
   constexpr Index& operator+=(int32_t by) { return value += by, *this; }
   constexpr Index& operator++() { return *this += 1; }
@@ -39,6 +40,7 @@ using Slot = Index<struct SlotTag>;          // of a task, in the pool
 using Position = Index<struct PositionTag>;  // of a task, in the order in which a play serves them
 using Device = Index<struct DeviceTag>;
 using Resource = Index<struct ResourceTag>;  // devices come first, then directions of links
+using OpIndex = Index<struct OpTag>;
 
 // All from `begin` up to `end`, of which there are none where it comes first; or the first so many.
 template <typename I>

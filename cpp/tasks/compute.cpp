@@ -43,7 +43,7 @@ Slot OpBlock::sink(const Layout& layout, int32_t part) const {
 // Writes the tasks of one role after the other and keeps the least time of each.
 class OpBuilder {
  public:
-  OpBuilder(TaskGraph& graph, int32_t op, const OpState& state, OpBlock& block, int32_t count)
+  OpBuilder(TaskGraph& graph, OpIndex op, const OpState& state, OpBlock& block, int32_t count)
       : graph_(graph), op_(op), state_(state), block_(block), writer_(graph.pool, block, count) {}
 
   void computes(Role role, int64_t PartTimes::* time, std::vector<Slot>& slots) {
@@ -90,7 +90,7 @@ class OpBuilder {
 
  private:
   TaskGraph& graph_;
-  int32_t op_;
+  OpIndex op_;
   const OpState& state_;
   OpBlock& block_;
   BlockWriter writer_;
@@ -116,14 +116,14 @@ void OpBlocks::configure(const Changes& changes, ChangeSet& set) {
   }
 }
 
-OpState OpBlocks::configured(int32_t op, const Configuration& configuration) {
+OpState OpBlocks::configured(OpIndex op, const Configuration& configuration) {
   check(op, configuration);
   OpState state{configuration, graph_.layouts.of(op, configuration.degrees), nullptr};
   state.block = make_block(op, state);
   return state;
 }
 
-void OpBlocks::check(int32_t op, const Configuration& configuration) const {
+void OpBlocks::check(OpIndex op, const Configuration& configuration) const {
   const auto& dims = graph_.graph.ops[op].dims;
   if (configuration.degrees.size() != dims.size()) throw std::invalid_argument("an op has one degree a dim");
   int64_t num_parts = 1;
@@ -136,11 +136,10 @@ void OpBlocks::check(int32_t op, const Configuration& configuration) const {
   if (configuration.devices.size() != static_cast<size_t>(num_parts))
     throw std::invalid_argument("a configuration names one device a part");
   for (const Device device : configuration.devices)
-    if (device < Device(0) || device >= Device(graph_.machine.topology.num_devices()))
-      throw std::invalid_argument("there is no such device");
+    if (!device.is_below(graph_.machine.topology.num_devices())) throw std::invalid_argument("there is no such device");
 }
 
-std::unique_ptr<OpBlock> OpBlocks::make_block(int32_t op, const OpState& state) {
+std::unique_ptr<OpBlock> OpBlocks::make_block(OpIndex op, const OpState& state) {
   const auto& layout = *state.layout;
   const bool back = graph_.graph.ops[op].backward;
   const bool finishes = layout.combines && graph_.graph.ops[op].combine.finish;
@@ -165,7 +164,7 @@ std::unique_ptr<OpBlock> OpBlocks::make_block(int32_t op, const OpState& state) 
   return block;
 }
 
-void OpBlocks::count(int32_t op, const OpState& state, int64_t sign) {
+void OpBlocks::count(OpIndex op, const OpState& state, int64_t sign) {
   if (!state.block) return;
   auto& totals = graph_.totals;
   totals.count(*state.block, sign);
@@ -181,7 +180,7 @@ void OpBlocks::count(int32_t op, const OpState& state, int64_t sign) {
   count_working(op, state, sign);
 }
 
-void OpBlocks::count_working(int32_t op, const OpState& state, int64_t sign) {
+void OpBlocks::count_working(OpIndex op, const OpState& state, int64_t sign) {
   for (int32_t part = 0; part < state.layout->num_parts; ++part) {
     const Device device = state.configuration.devices[part];
     auto& most = working(op, device);
@@ -194,14 +193,14 @@ const By<Device, int64_t>& OpBlocks::most_working() {
   for (const Device device : most_working_.indices()) {
     if (most_known_[device]) continue;
     most_working_[device] = 0;
-    for (int32_t op = 0; op < static_cast<int32_t>(states_.size()); ++op)
+    for (const OpIndex op : states_.indices())
       most_working_[device] = std::max(most_working_[device], working(op, device));
     most_known_[device] = true;
   }
   return most_working_;
 }
 
-const OpBlock& OpBlocks::before(int32_t op) const {
+const OpBlock& OpBlocks::before(OpIndex op) const {
   const auto at = std::find_if(replaced_.begin(), replaced_.end(), [&](const auto& old) { return old.first == op; });
   return at == replaced_.end() ? *states_[op].block : *at->second.block;
 }
@@ -212,8 +211,8 @@ void OpBlocks::join(ChangeSet& changes) {
     changes.fresh.push_back(states_[op].block->run());
     graph_.successors.mark(op);
   }
-  if (graph_.loss.op() < 0 || !changing_[graph_.loss.op()]) return;
-  for (int32_t op = 0; op < static_cast<int32_t>(states_.size()); ++op)
+  if (graph_.loss.op() == none || !changing_[graph_.loss.op()]) return;
+  for (const OpIndex op : states_.indices())
     if (has_unread(op)) graph_.successors.mark(op);
 }
 
@@ -242,21 +241,21 @@ void OpBlocks::drop(OpState& state) {
   spare_.give(std::move(state.block));
 }
 
-bool OpBlocks::is_unread(int32_t op, int32_t part) const {
+bool OpBlocks::is_unread(OpIndex op, int32_t part) const {
   const auto& finish = states_[op].block->finish_forward;
   const auto& outputs = graph_.graph.ops[op].outputs;
   const auto is_read = [&](const auto& output) { return graph_.flows[output.tensor]->read[part]; };
   return !finish.empty() && finish[part] != none && std::none_of(outputs.begin(), outputs.end(), is_read);
 }
 
-bool OpBlocks::has_unread(int32_t op) const {
+bool OpBlocks::has_unread(OpIndex op) const {
   for (int32_t part = 0; part < states_[op].layout->num_parts; ++part)
     if (is_unread(op, part)) return true;
   return false;
 }
 
 // Whether a gradient comes back to some of these parts.
-bool OpBlocks::is_returned(int32_t op, int32_t begin, int32_t end) const {
+bool OpBlocks::is_returned(OpIndex op, int32_t begin, int32_t end) const {
   for (const auto& output : graph_.graph.ops[op].outputs)
     for (int32_t part = begin; part < end; ++part)
       if (graph_.flows[output.tensor]->returns[part]) return true;
@@ -264,7 +263,7 @@ bool OpBlocks::is_returned(int32_t op, int32_t begin, int32_t end) const {
 }
 
 // A task's gradient comes back after its readers, so where it does, it need not wait for the task as such.
-void OpBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+void OpBlocks::add_edges(OpIndex op, std::vector<Edge>& edges) const {
   const auto& [configuration, layout, block] = states_[op];
   if (layout->combines) return add_combine_edges(op, edges);
   if (!graph_.graph.ops[op].backward) return;
@@ -274,18 +273,18 @@ void OpBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
 }
 
 // Also from what finishes a copy that nobody reads to the loss: all of forward comes before it.
-void OpBlocks::add_combine_edges(int32_t op, std::vector<Edge>& edges) const {
+void OpBlocks::add_combine_edges(OpIndex op, std::vector<Edge>& edges) const {
   const auto& layout = *states_[op].layout;
   const auto& block = *states_[op].block;
   const bool back = graph_.graph.ops[op].backward, finishes = !block.finish_forward.empty();
-  const int32_t loss = graph_.loss.op();
+  const OpIndex loss = graph_.loss.op();
   for (int32_t part = 0; part < layout.num_parts; ++part) {
     const int32_t group = layout.group_of[part];
     edges.push_back({block.forward[part], block.combine_forward[group]});
     if (back) edges.push_back({block.combine_backward[group], block.backward[part]});
     if (!finishes || block.finish_forward[part] == none) continue;
     edges.push_back({block.combine_forward[group], block.finish_forward[part]});
-    if (loss >= 0 && op != loss && is_unread(op, part))
+    if (loss != none && op != loss && is_unread(op, part))
       edges.push_back({block.finish_forward[part], graph_.loss.task()});
     if (!back) continue;
     edges.push_back({block.finish_backward[part], block.combine_backward[group]});
@@ -308,10 +307,10 @@ void OpBlocks::add_slots(std::vector<SlotRun>& runs) const {
 }
 
 void OpBlocks::list(Listing& listing) const {
-  for (size_t op = 0; op < states_.size(); ++op) list_op(static_cast<int32_t>(op), listing);
+  for (const OpIndex op : states_.indices()) list_op(op, listing);
 }
 
-void OpBlocks::list_op(int32_t op, Listing& listing) const {
+void OpBlocks::list_op(OpIndex op, Listing& listing) const {
   const auto& [configuration, layout, block] = states_[op];
   const auto row_of = [&](Kind kind, size_t part, bool backward) {
     TaskRow row;

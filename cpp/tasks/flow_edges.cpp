@@ -82,7 +82,7 @@ void FlowBuilder::find_all_shortcuts() {
   for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
     if (tensors[tensor].source != Source::op) continue;
     const auto& readers = tensors[tensor].readers;
-    std::map<int32_t, int32_t> index;
+    std::map<OpIndex, int32_t> index;
     for (size_t i = 0; i < readers.size(); ++i) index.try_emplace(readers[i].first, static_cast<int32_t>(i));
     for (size_t after = 0; after < readers.size(); ++after)
       for (const auto& [other, reader] : graph_.reads[readers[after].first])

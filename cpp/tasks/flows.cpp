@@ -107,7 +107,7 @@ void FlowBlocks::drop(std::unique_ptr<FlowBlock> block, const FlowBlock* other) 
   spare_.give(std::move(block));
 }
 
-void FlowBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+void FlowBlocks::add_edges(OpIndex op, std::vector<Edge>& edges) const {
   const auto add = [&](const std::vector<Edge>& more) { edges.insert(edges.end(), more.begin(), more.end()); };
   for (const auto& output : graph_.graph.ops[op].outputs) add(blocks_[output.tensor]->forward);
   for (const auto& [tensor, reader] : graph_.reads[op]) add(blocks_[tensor]->backward[reader]);

@@ -76,7 +76,7 @@ class FlowBlocks final : public Blocks {
   void join(ChangeSet& changes) override;
   void commit() override;
   void rollback(const ChangeSet& changes) override;
-  void add_edges(int32_t op, std::vector<Edge>& edges) const override;
+  void add_edges(OpIndex op, std::vector<Edge>& edges) const override;
   void add_slots(std::vector<SlotRun>& runs) const override;
   void list(Listing& listing) const override;
 

@@ -8,7 +8,7 @@
 
 namespace soapstone {
 
-Listing::Listing(const Graph& graph, Machine machine, const Times& times, const std::vector<Configuration>& strategy)
+Listing::Listing(const Graph& graph, Machine machine, const Times& times, const Strategy& strategy)
     : graph_(graph, std::move(machine), times, {.thorough = true}) {
   graph_.begin(strategy);
   graph_.list(*this);
@@ -61,7 +61,7 @@ void Listing::sort_rows() {
   }
 }
 
-Fetch Listing::fetch(int32_t op, int32_t part, int32_t input) const {
+Fetch Listing::fetch(OpIndex op, int32_t part, int32_t input) const {
   const auto& reader = graph_.ops.at(op);
   const int32_t tensor = graph_.graph.ops.at(op).inputs.at(input).tensor;
   const auto& share = reader.layout->inputs[input];

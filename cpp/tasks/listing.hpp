@@ -10,7 +10,8 @@ namespace soapstone {
 struct TaskRow {
   uint64_t key = 0;
   Kind kind = Kind::forward;
-  int32_t op = -1, part = -1;  // part: of the op; a combine's group; a transfer's output part
+  OpIndex op = none;
+  int32_t part = -1;  // of the op; a combine's group; a transfer's output part
   bool backward = false, finish = false;
   int64_t bytes = 0, latency = 0;
   int32_t flow = -1;                                // transfer
@@ -25,7 +26,7 @@ struct FlowRow {
   Device device, source;
   Box hull;                                          // all that the device reads of it
   int32_t forward = -1, backward = -1;               // the transfers' rows, -1 where it does not move
-  std::vector<std::pair<int32_t, int32_t>> readers;  // (op, part), increasing
+  std::vector<std::pair<OpIndex, int32_t>> readers;  // (op, part), increasing
 };
 
 // What one part reads of one input: the hull, and the boxes that come with each flow.
@@ -36,7 +37,7 @@ struct Fetch {
 
 class Listing {
  public:
-  Listing(const Graph&, Machine, const Times&, const std::vector<Configuration>& strategy);
+  Listing(const Graph&, Machine, const Times&, const Strategy& strategy);
 
   std::vector<TaskRow> tasks;
   std::vector<FlowRow> flows;
@@ -46,9 +47,9 @@ class Listing {
   void add(Slot slot, TaskRow row);
   int32_t add_flow(FlowRow row, Slot forward, Slot backward);
 
-  Fetch fetch(int32_t op, int32_t part, int32_t input) const;
+  Fetch fetch(OpIndex op, int32_t part, int32_t input) const;
   std::vector<Piece> pieces(int32_t tensor) const;
-  const Layout& layout(int32_t op) const { return *graph_.ops.at(op).layout; }
+  const Layout& layout(OpIndex op) const { return *graph_.ops.at(op).layout; }
   TaskGraph& graph() { return graph_; }
   int32_t row_of(Slot slot) const { return row_of_[slot]; }
 

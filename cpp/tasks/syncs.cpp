@@ -40,7 +40,7 @@ class SyncBuilder {
     if (block_.tasks->count == 0) add_syncs();
     each_wait([&](const Piece& piece, Slot slot, int64_t) {
       for (const auto& [place, part] : piece.parts)
-        if (const int32_t op = group_.ops[place]; graph_.graph.ops[op].backward)
+        if (const OpIndex op = group_.ops[place]; graph_.graph.ops[op].backward)
           block_.edges[place].push_back({graph_.ops[op].block->backward[part], slot});
     });
   }
@@ -71,7 +71,7 @@ class SyncBuilder {
   }
 
   // Every box is a piece, but for those with the same holders.
-  std::vector<Piece> by_box(int32_t op, int32_t input) const {
+  std::vector<Piece> by_box(OpIndex op, int32_t input) const {
     const auto& state = graph_.ops[op];
     const auto& share = state.layout->inputs[input];
     const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
@@ -157,7 +157,7 @@ class SyncBuilder {
     Slot slot = tasks.begin;
     for (auto& bucket : tasks.buckets) {
       const auto& [i, p] = bucket.pieces[0];
-      const int64_t order = last_op - tensor(i).readers.front().first;
+      const int64_t order = last_op - tensor(i).readers.front().first.value;
       const uint64_t key = pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p);
       graph_.pool.write(slot, key, graph_.sync_tail(), tasks.holds, bucket.trip);
       bucket.slot = slot++;
@@ -299,7 +299,7 @@ void SyncBlocks::drop(std::unique_ptr<SyncBlock> block, const SyncBlock* other) 
   spare_.give(std::move(block));
 }
 
-void SyncBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+void SyncBlocks::add_edges(OpIndex op, std::vector<Edge>& edges) const {
   for (const auto& [group, place] : groups_of_op_[op]) {
     const auto& more = blocks_[group]->edges[place];
     edges.insert(edges.end(), more.begin(), more.end());
@@ -334,7 +334,7 @@ void SyncBlocks::make_groups() {
   std::vector<std::pair<int32_t, int32_t>> order;  // (first reader, tensor)
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].source == Source::parameter && !tensors[i].readers.empty())
-      order.emplace_back(-tensors[i].readers.front().first, static_cast<int32_t>(i));
+      order.emplace_back(-tensors[i].readers.front().first.value, static_cast<int32_t>(i));
   std::sort(order.begin(), order.end());
   size_t run = 0;          // its group
   int64_t bytes_left = 0;  // until it is full

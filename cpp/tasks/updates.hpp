@@ -28,7 +28,7 @@ class Updates final : public Blocks {
   void join(ChangeSet& changes) override;
   void commit() override {}
   void rollback(const ChangeSet& changes) override;
-  void add_edges(int32_t, std::vector<Edge>&) const override {}  // they wait for gradients, whose kind has the edges
+  void add_edges(OpIndex, std::vector<Edge>&) const override {}  // they wait for gradients, whose kind has the edges
   void add_slots(std::vector<SlotRun>& runs) const override;
   void list(Listing& listing) const override;
 
