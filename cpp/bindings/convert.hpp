@@ -71,7 +71,7 @@ inline std::vector<BoxPairs> to_pairs(const std::vector<soapstone::Box>& boxes) 
 }
 
 using soapstone::Configuration;
-using ConfigurationPair = std::pair<std::vector<int32_t>, std::vector<soapstone::Device>>;
+using ConfigurationPair = std::pair<std::vector<int32_t>, soapstone::By<soapstone::Part, soapstone::Device>>;
 
 inline std::vector<Configuration> to_configurations(const std::vector<ConfigurationPair>& pairs) {
   std::vector<Configuration> configurations;

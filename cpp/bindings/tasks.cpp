@@ -48,7 +48,7 @@ auto hold_column(Get get) {
 
 using FetchTuple = std::pair<BoxPairs, std::vector<std::pair<int32_t, std::vector<BoxPairs>>>>;
 
-FetchTuple fetch_of(const Listing& self, OpIndex op, int32_t part, int32_t input) {
+FetchTuple fetch_of(const Listing& self, OpIndex op, soapstone::Part part, int32_t input) {
   const auto fetch = self.fetch(op, part, input);
   FetchTuple result{to_pairs(fetch.hull), {}};
   for (const auto& [flow, boxes] : fetch.flows) result.second.emplace_back(flow, to_pairs(boxes));
@@ -66,7 +66,7 @@ auto flow_columns(const Listing& self) {
   std::vector<int64_t> tensor, part, device, source, forward, backward, begin, ops, parts;
   for (const auto& flow : self.flows) {
     tensor.push_back(flow.tensor);
-    part.push_back(flow.part);
+    part.push_back(flow.part.value);
     device.push_back(flow.device.value);
     source.push_back(flow.source.value);
     forward.push_back(flow.forward);
@@ -74,7 +74,7 @@ auto flow_columns(const Listing& self) {
     begin.push_back(static_cast<int64_t>(ops.size()));
     for (const auto& [op, reader] : flow.readers) {
       ops.push_back(op.value);
-      parts.push_back(reader);
+      parts.push_back(reader.value);
     }
   }
   return std::tuple(to_array(std::move(tensor)), to_array(std::move(part)), to_array(std::move(device)),

@@ -58,10 +58,10 @@ void Followers::place(const TaskGraph& graph, OpIndex op) {
   const auto& [configuration, layout, block] = graph.ops[op];
   std::fill_n(parts_on_.begin() + row_of(op), num_devices_, 0);
   const bool finishes = !block->finish_forward.empty() && layout->copies == 1;
-  const auto time = [&](const std::vector<Slot>& slots, int32_t part) {
+  const auto time = [&](const By<Part, Slot>& slots, Part part) {
     return slots.empty() ? 0 : graph.pool.tasks[slots[part]].first.duration;
   };
-  for (int32_t part = 0; part < layout->num_parts; ++part) {
+  for (const Part part : layout->parts()) {
     const size_t at = place_of(op, configuration.devices[part]);
     ++parts_on_[at];
     own_[at] = {time(block->forward, part), time(block->backward, part)};

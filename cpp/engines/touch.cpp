@@ -37,7 +37,7 @@ int64_t Touch::first_input() {
 int64_t Touch::first_arrival(OpIndex op) const {
   const auto& state = graph_.ops[op];
   int64_t first = INT64_MAX;
-  for (int32_t part = 0; part < state.layout->num_parts; ++part)
+  for (const Part part : state.layout->parts())
     if (const Slot slot = state.block->arrival(*state.layout, part); slot != none)
       first = std::min(first, accepted_.end(slot));
   return first;

@@ -41,7 +41,7 @@ int64_t Additive::compute(OpIndex op, const Configuration& configuration) {
   const bool backward = graph_.ops[op].backward;
   const bool finishes = layout->combines && graph_.ops[op].combine.finish;
   By<Device, int64_t> busy(machine_.topology.num_devices());
-  for (int32_t part = 0; part < layout->num_parts; ++part) {
+  for (const Part part : layout->parts()) {
     const Device device = configuration.devices[part];
     const auto& times = times_.of(op, configuration.degrees, machine_.kinds[device])[layout->extents.of_part[part]];
     busy[device] += times.forward + (finishes ? times.finish_forward : 0);

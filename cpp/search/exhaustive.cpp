@@ -79,7 +79,7 @@ void Exhaustive::make_edges() {
             const int64_t bytes = volume(need.hull) * tensor.item_size;
             const int64_t there = message(need.source, need.device, bytes);
             const int64_t back = returns ? message(need.device, need.source, bytes) : never;
-            for (const int32_t part : need.parts) hops[a][b].push_back({need.maker, part, there, back});
+            for (const Part part : need.parts) hops[a][b].push_back({need.maker, part, there, back});
           }
       layouts.forget();
     }
@@ -97,14 +97,14 @@ int64_t Exhaustive::message(Device from, Device to, int64_t bytes) const {
 Matrix Exhaustive::around(size_t num_parts, const Choice& reader, const std::vector<Hop>& hops) const {
   Matrix matrix(num_parts, Column(num_parts, never));
   Column ready, made, given, done;
-  for (size_t p = 0; p < num_parts; ++p) {
+  for (const Part p : matrix.indices()) {
     ready.assign(reader.forward.size(), never);
     for (const auto& hop : hops)
-      if (hop.from == static_cast<int32_t>(p)) ready[hop.to] = std::max(ready[hop.to], hop.forward);
+      if (hop.from == p) ready[hop.to] = std::max(ready[hop.to], hop.forward);
     go_forward(reader, ready, made);
     given.assign(made.size(), never);
-    for (size_t a = 0; a < made.size(); ++a)
-      for (size_t b = 0; b < made.size(); ++b) given[b] = std::max(given[b], made[a] + reader.turnaround[a][b]);
+    for (const Part a : made.indices())
+      for (const Part b : made.indices()) given[b] = std::max(given[b], made[a] + reader.turnaround[a][b]);
     go_backward(reader, given, done);
     for (const auto& hop : hops) matrix[p][hop.from] = std::max(matrix[p][hop.from], done[hop.to] + hop.backward);
     for (auto& time : matrix[p]) time = std::max(time, never);
@@ -118,17 +118,18 @@ void Exhaustive::make_turnarounds() {
       auto& option = choices_[op][c];
       const size_t count = option.forward.size();
       option.turnaround.assign(count, Column(count, never));
-      for (size_t p = 0; graph_.ops[op].backward && p < count; ++p) option.turnaround[p][p] = 0;
+      if (graph_.ops[op].backward)
+        for (const Part p : option.turnaround.indices()) option.turnaround[p][p] = 0;
       for (const int32_t e : edges_from_[op]) {
         Matrix least(count, Column(count, INT64_MAX));
         const auto& readers = choices_[edges_[e].reader];
         for (size_t r = 0; r < readers.size(); ++r) {
           const Matrix times = around(count, readers[r], edges_[e].hops[c][r]);
-          for (size_t p = 0; p < count; ++p)
-            for (size_t q = 0; q < count; ++q) least[p][q] = std::min(least[p][q], times[p][q]);
+          for (const Part p : least.indices())
+            for (const Part q : least.indices()) least[p][q] = std::min(least[p][q], times[p][q]);
         }
-        for (size_t p = 0; p < count; ++p)
-          for (size_t q = 0; q < count; ++q) option.turnaround[p][q] = std::max(option.turnaround[p][q], least[p][q]);
+        for (const Part p : least.indices())
+          for (const Part q : least.indices()) option.turnaround[p][q] = std::max(option.turnaround[p][q], least[p][q]);
       }
     }
 }
@@ -191,7 +192,7 @@ int64_t Exhaustive::place(State& state, OpIndex op, int32_t choice) const {
   }
   state.ready.assign(count, 0);
   state.after.assign(count, 0);
-  for (size_t p = 0; p < count; ++p)
+  for (const Part p : option.updates.indices())
     if (option.updates[p]) state.after[p] = option.sync[p] + update_time(state, op, option.configuration.devices[p]);
   for (const int32_t e : edges_to_[op]) {
     const OpIndex maker = edges_[e].maker;
@@ -230,9 +231,9 @@ int64_t Exhaustive::bound_of_paths(const State& state, OpIndex op) const {
   for (const OpIndex i : range(OpIndex(0), op + 1)) {
     if (last_reader_[i] <= op && last_reader_[i] != i) continue;  // its readers' paths are as long
     const auto& turnaround = choices_[i][state.choice[i]].turnaround;
-    for (size_t p = 0; p < turnaround.size(); ++p) {
+    for (const Part p : turnaround.indices()) {
       longest = std::max(longest, state.done[i][p]);
-      for (size_t q = 0; q < turnaround.size(); ++q)
+      for (const Part q : turnaround.indices())
         longest = std::max(longest, state.done[i][p] + turnaround[p][q] + state.follows[i][q]);
     }
   }

@@ -40,7 +40,7 @@ class Exhaustive {
 
  private:
   struct Hop {  // from a part of the maker to one of the reader, and back; no path where no gradient returns
-    int32_t from, to;
+    Part from, to;
     int64_t forward, backward;
   };
   struct Passage {

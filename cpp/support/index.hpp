@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstdint>
 #include <ranges>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,9 @@ using Position = Index<struct PositionTag>;  // of a task, in the order in which
 using Device = Index<struct DeviceTag>;
 using Resource = Index<struct ResourceTag>;  // devices come first, then directions of links
 using OpIndex = Index<struct OpTag>;
+using Part = Index<struct PartTag>;              // of an op
+using OutputPart = Index<struct OutputPartTag>;  // of an op, too; several parts may make the same one
+static_assert(sizeof(Slot) == sizeof(int32_t) && std::is_trivially_copyable_v<Slot>);
 
 // All from `begin` up to `end`, of which there are none where it comes first; or the first so many.
 template <typename I>

@@ -11,10 +11,10 @@ namespace soapstone {
 namespace {
 
 // The first of the parts of one output part that runs on each part's device.
-void find_first_on_device(const Layout& layout, const std::vector<Device>& devices, std::vector<int32_t>& result) {
+void find_first_on_device(const Layout& layout, const By<Part, Device>& devices, By<Part, Part>& result) {
   result.resize(layout.num_parts);
-  for (int32_t part = 0; part < layout.num_parts; ++part) {
-    int32_t first = part / layout.copies * layout.copies;
+  for (const Part part : layout.parts()) {
+    Part first = layout.first_copy(layout.output_of(part));
     while (devices[first] != devices[part]) ++first;
     result[part] = first;
   }
@@ -25,17 +25,17 @@ void find_first_on_device(const Layout& layout, const std::vector<Device>& devic
 void OpBlock::clear() {
   holds.clear();
   first_on_device.clear();
-  for (auto* slots : {&forward, &finish_forward, &finish_backward, &backward, &combine_forward, &combine_backward})
-    slots->clear();
+  for (auto* slots : {&forward, &finish_forward, &finish_backward, &backward}) slots->clear();
+  for (auto* slots : {&combine_forward, &combine_backward}) slots->clear();
   least = {};
 }
 
-Slot OpBlock::arrival(const Layout& layout, int32_t part) const {
+Slot OpBlock::arrival(const Layout& layout, Part part) const {
   if (!layout.combines) return forward[part];
   return finish_forward.empty() ? combine_forward[layout.group_of[part]] : finish_forward[part];
 }
 
-Slot OpBlock::sink(const Layout& layout, int32_t part) const {
+Slot OpBlock::sink(const Layout& layout, Part part) const {
   if (!layout.combines) return backward[part];
   return finish_backward.empty() ? combine_backward[layout.group_of[part]] : finish_backward[part];
 }
@@ -46,7 +46,7 @@ class OpBuilder {
   OpBuilder(TaskGraph& graph, OpIndex op, const OpState& state, OpBlock& block, int32_t count)
       : graph_(graph), op_(op), state_(state), block_(block), writer_(graph.pool, block, count) {}
 
-  void computes(Role role, int64_t PartTimes::* time, std::vector<Slot>& slots) {
+  void computes(Role role, int64_t PartTimes::* time, By<Part, Slot>& slots) {
     const auto& [configuration, layout, unused] = state_;
     const bool finish = role == role_finish_forward || role == role_finish_backward;
     const bool back = role >= role_finish_backward;
@@ -56,7 +56,7 @@ class OpBuilder {
     least = INT64_MAX;
     const std::vector<PartTimes>* times = nullptr;
     int32_t known_kind = -1;
-    for (int32_t part = 0; part < layout->num_parts; ++part) {
+    for (const Part part : layout->parts()) {
       if (finish && block_.first_on_device[part] != part) continue;
       const Device device = configuration.devices[part];
       if (const int32_t device_kind = graph_.machine.kinds[device]; device_kind != known_kind) {
@@ -65,7 +65,7 @@ class OpBuilder {
       }
       const int64_t duration = std::max<int64_t>((*times)[layout->extents.of_part[part]].*time, 1);
       block_.holds.push_back({resource_of(device), duration});
-      const uint64_t key = graph_.key(back, op_, kind, finish, part, device.value);
+      const uint64_t key = graph_.key(back, op_, kind, finish, part.value, device.value);
       slots[part] = writer_.add(key, 0, graph_.tail_of(op_, role)).slot;
       least = std::min(least, duration);
     }
@@ -147,7 +147,7 @@ std::unique_ptr<OpBlock> OpBlocks::make_block(OpIndex op, const OpState& state) 
   find_first_on_device(layout, state.configuration.devices, block->first_on_device);
   int32_t count = layout.num_parts + static_cast<int32_t>(layout.groups.size());
   if (finishes)
-    for (int32_t part = 0; part < layout.num_parts; ++part) count += block->first_on_device[part] == part;
+    for (const Part part : layout.parts()) count += block->first_on_device[part] == part;
   OpBuilder builder(graph_, op, state, *block, back ? 2 * count : count);
   builder.computes(role_forward, &PartTimes::forward, block->forward);
   if (layout.combines) builder.combines(role_combine_forward, block->combine_forward);
@@ -168,7 +168,7 @@ void OpBlocks::count(OpIndex op, const OpState& state, int64_t sign) {
   if (!state.block) return;
   auto& totals = graph_.totals;
   totals.count(*state.block, sign);
-  for (int32_t part = 0; part < state.layout->num_parts; ++part) {
+  for (const Part part : state.layout->parts()) {
     const Device device = state.configuration.devices[part];
     for (const auto* slots :
          {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
@@ -181,7 +181,7 @@ void OpBlocks::count(OpIndex op, const OpState& state, int64_t sign) {
 }
 
 void OpBlocks::count_working(OpIndex op, const OpState& state, int64_t sign) {
-  for (int32_t part = 0; part < state.layout->num_parts; ++part) {
+  for (const Part part : state.layout->parts()) {
     const Device device = state.configuration.devices[part];
     auto& most = working(op, device);
     most = sign < 0 ? 0 : std::max(most, state.layout->working[part]);
@@ -241,7 +241,7 @@ void OpBlocks::drop(OpState& state) {
   spare_.give(std::move(state.block));
 }
 
-bool OpBlocks::is_unread(OpIndex op, int32_t part) const {
+bool OpBlocks::is_unread(OpIndex op, Part part) const {
   const auto& finish = states_[op].block->finish_forward;
   const auto& outputs = graph_.graph.ops[op].outputs;
   const auto is_read = [&](const auto& output) { return graph_.flows[output.tensor]->read[part]; };
@@ -249,15 +249,15 @@ bool OpBlocks::is_unread(OpIndex op, int32_t part) const {
 }
 
 bool OpBlocks::has_unread(OpIndex op) const {
-  for (int32_t part = 0; part < states_[op].layout->num_parts; ++part)
+  for (const Part part : states_[op].layout->parts())
     if (is_unread(op, part)) return true;
   return false;
 }
 
 // Whether a gradient comes back to some of these parts.
-bool OpBlocks::is_returned(OpIndex op, int32_t begin, int32_t end) const {
+bool OpBlocks::is_returned(OpIndex op, Part begin, Part end) const {
   for (const auto& output : graph_.graph.ops[op].outputs)
-    for (int32_t part = begin; part < end; ++part)
+    for (const Part part : range(begin, end))
       if (graph_.flows[output.tensor]->returns[part]) return true;
   return false;
 }
@@ -267,7 +267,7 @@ void OpBlocks::add_edges(OpIndex op, std::vector<Edge>& edges) const {
   const auto& [configuration, layout, block] = states_[op];
   if (layout->combines) return add_combine_edges(op, edges);
   if (!graph_.graph.ops[op].backward) return;
-  for (int32_t part = 0; part < layout->num_parts; ++part)
+  for (const Part part : layout->parts())
     if (graph_.thorough || !is_returned(op, part, part + 1))
       edges.push_back({block->forward[part], block->backward[part]});
 }
@@ -278,7 +278,7 @@ void OpBlocks::add_combine_edges(OpIndex op, std::vector<Edge>& edges) const {
   const auto& block = *states_[op].block;
   const bool back = graph_.graph.ops[op].backward, finishes = !block.finish_forward.empty();
   const OpIndex loss = graph_.loss.op();
-  for (int32_t part = 0; part < layout.num_parts; ++part) {
+  for (const Part part : layout.parts()) {
     const int32_t group = layout.group_of[part];
     edges.push_back({block.forward[part], block.combine_forward[group]});
     if (back) edges.push_back({block.combine_backward[group], block.backward[part]});
@@ -289,14 +289,14 @@ void OpBlocks::add_combine_edges(OpIndex op, std::vector<Edge>& edges) const {
     if (!back) continue;
     edges.push_back({block.finish_backward[part], block.combine_backward[group]});
     // Where another copy's gradient begins it, its device serves it after the copy anyway.
-    const int32_t first = part / layout.copies * layout.copies;
+    const Part first = layout.first_copy(layout.output_of(part));
     if (!is_returned(op, first, first + layout.copies) || (graph_.thorough && is_returned(op, part, part + 1)))
       edges.push_back({block.finish_forward[part], block.finish_backward[part]});
   }
   if (finishes || !back) return;
   for (size_t group = 0; group < layout.groups.size(); ++group) {
     const auto& parts = layout.groups[group];
-    const auto returns = [&](int32_t part) { return is_returned(op, part, part + 1); };
+    const auto returns = [&](Part part) { return is_returned(op, part, part + 1); };
     if (graph_.thorough || std::none_of(parts.begin(), parts.end(), returns))
       edges.push_back({block.combine_forward[group], block.combine_backward[group]});
   }
@@ -312,18 +312,18 @@ void OpBlocks::list(Listing& listing) const {
 
 void OpBlocks::list_op(OpIndex op, Listing& listing) const {
   const auto& [configuration, layout, block] = states_[op];
-  const auto row_of = [&](Kind kind, size_t part, bool backward) {
+  const auto row_of = [&](Kind kind, int32_t part, bool backward) {
     TaskRow row;
     row.kind = kind;
     row.op = op;
-    row.part = static_cast<int32_t>(part);
+    row.part = part;
     row.backward = backward;
     return row;
   };
-  const auto computes = [&](const std::vector<Slot>& slots, bool backward, bool finish) {
-    for (size_t part = 0; part < slots.size(); ++part) {
+  const auto computes = [&](const By<Part, Slot>& slots, bool backward, bool finish) {
+    for (const Part part : slots.indices()) {
       if (slots[part] == none) continue;
-      TaskRow row = row_of(backward ? Kind::backward : Kind::forward, part, backward);
+      TaskRow row = row_of(backward ? Kind::backward : Kind::forward, part.value, backward);
       row.finish = finish;
       row.devices = {configuration.devices[part]};
       listing.add(slots[part], std::move(row));
@@ -331,7 +331,7 @@ void OpBlocks::list_op(OpIndex op, Listing& listing) const {
   };
   const auto combines = [&](const std::vector<Slot>& slots, bool backward) {
     for (size_t group = 0; group < slots.size(); ++group) {
-      TaskRow row = row_of(Kind::combine, group, backward);
+      TaskRow row = row_of(Kind::combine, static_cast<int32_t>(group), backward);
       row.bytes = layout->combine_bytes[group];
       row.devices = devices_of(configuration, layout->groups[group]);
       listing.add(slots[group], std::move(row));

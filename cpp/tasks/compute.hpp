@@ -25,16 +25,16 @@ enum Role : int32_t {
 };
 
 struct OpBlock : Block {
-  std::vector<int32_t> first_on_device;  // by part: the part that finishes for it on its device
-  std::vector<Slot> forward, finish_forward, finish_backward, backward;  // by part, or none
-  std::vector<Slot> combine_forward, combine_backward;                   // by group
-  std::array<int64_t, num_roles> least{};                                // time of a task, by role
+  By<Part, Part> first_on_device;                                     // the one that finishes for it on its device
+  By<Part, Slot> forward, finish_forward, finish_backward, backward;  // or none
+  std::vector<Slot> combine_forward, combine_backward;                // by group
+  std::array<int64_t, num_roles> least{};                             // time of a task, by role
 
   void clear();
   bool is_large() const { return holds.capacity() > 1024; }
   // The task after which a part's output is whole, and the one that takes its gradient.
-  Slot arrival(const Layout& layout, int32_t part) const;
-  Slot sink(const Layout& layout, int32_t part) const;
+  Slot arrival(const Layout& layout, Part part) const;
+  Slot sink(const Layout& layout, Part part) const;
 };
 
 // How an op runs, and its tasks.
@@ -76,8 +76,8 @@ class OpBlocks final : public Blocks {
   std::unique_ptr<OpBlock> make_block(OpIndex op, const OpState& state);
   void count(OpIndex op, const OpState& state, int64_t sign);
   void count_working(OpIndex op, const OpState& state, int64_t sign);
-  bool is_unread(OpIndex op, int32_t part) const;
-  bool is_returned(OpIndex op, int32_t begin, int32_t end) const;
+  bool is_unread(OpIndex op, Part part) const;
+  bool is_returned(OpIndex op, Part begin, Part end) const;
   void add_combine_edges(OpIndex op, std::vector<Edge>& edges) const;
   int64_t& working(OpIndex op, Device device) { return working_[op.value * most_working_.size() + device.value]; }
   void drop(OpState& state);

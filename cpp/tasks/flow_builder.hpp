@@ -51,9 +51,9 @@ class FlowBuilder {
   void begin(int32_t tensor, FlowBlock& block);
   void begin_trips();
   bool fits() const;
-  void find_flows(int32_t part);
-  int32_t flow_to(int32_t part, Device device, const Interval* hull);
-  Flow new_flow(int32_t part, Device device) const;
+  void find_flows(OutputPart part);
+  int32_t flow_to(OutputPart part, Device device, const Interval* hull);
+  Flow new_flow(OutputPart part, Device device) const;
   void sort_readers();
   void find_gaps();
   void add_trips(size_t first);

@@ -71,7 +71,7 @@ void FlowBuilder::add_transfers(const FlowBlock* before) {
       if (!flow.moves() || (back && !flow.returns)) continue;
       add_holds(flow, back);
       const uint64_t key =
-          graph_.key(back, tensor_->producer, Kind::transfer, tensor_->output, flow.part, flow.device.value);
+          graph_.key(back, tensor_->producer, Kind::transfer, tensor_->output, flow.part.value, flow.device.value);
       (back ? flow.backward : flow.forward) = slot;
       graph_.pool.write(slot++, key, graph_.transfer_tail(index_, back), block_->holds, back ? flow.back : flow.there);
     }
@@ -118,10 +118,10 @@ bool FlowBuilder::follows(const Reader& reading, bool back) const {
     const auto& [before, after, tensor, input] = shortcuts_[index_][i];
     if (back && !(gives_[before] && graph_.graph.tensors[tensor].grad)) continue;
     const auto& share = reader(after).layout->inputs[graph_.graph.tensors[tensor].readers[input].second];
-    const auto& made = reader(before).layout->outputs[graph_.graph.tensors[tensor].output];
-    const int32_t copies = reader(before).layout->copies;
+    const auto& maker = *reader(before).layout;
+    const auto& made = maker.outputs[graph_.graph.tensors[tensor].output];
     for (const Reader& at : in_flow_[before])
-      if (between_[i]->meet(made.of_part[at.part / copies], share.of_part[reading.part])) return true;
+      if (between_[i]->meet(made.of_part[maker.output_of(at.part)], share.of_part[reading.part])) return true;
   }
   return false;
 }
@@ -160,8 +160,8 @@ void FlowBuilder::find_sinks(const Flow& flow, bool first) {
   const auto& finish = maker_->block->finish_backward;
   sinks_.assign(1, maker_->block->sink(*maker_->layout, flow.maker));
   if (!first || finish.empty()) return;
-  const int32_t copies = maker_->layout->copies;
-  for (int32_t part = flow.part * copies; part < (flow.part + 1) * copies; ++part)
+  const auto& layout = *maker_->layout;
+  for (const Part part : range(layout.first_copy(flow.part), layout.first_copy(flow.part + 1)))
     if (!block_->returns[part] && finish[part] != none) sinks_.push_back(finish[part]);
 }
 

@@ -140,7 +140,7 @@ void FlowBlocks::list_tensor(int32_t index, Listing& listing) const {
       TaskRow task;
       task.kind = Kind::transfer;
       task.op = tensor.producer;
-      task.part = flow.part;
+      task.part = flow.part.value;
       task.backward = backward;
       task.bytes = flow.bytes;
       task.flow = number;

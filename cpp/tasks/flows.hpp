@@ -17,7 +17,8 @@ class TaskGraph;
 
 // An output part of a tensor as one device has it: made there, or moved there from `source`.
 struct Flow {
-  int32_t part = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
+  OutputPart part;
+  Part maker;  // that makes or finishes it on `source`
   Device device, source;
   bool returns = false;                  // a gradient goes back
   Slot forward = none, backward = none;  // the transfers, where it moves
@@ -29,7 +30,8 @@ struct Flow {
 };
 
 struct Reader {
-  int32_t reader, part;  // an index in the tensor's readers, and a part of that op
+  int32_t reader;  // an index in the tensor's readers
+  Part part;       // of that op
 };
 
 struct FlowBlock : Block {
@@ -42,7 +44,7 @@ struct FlowBlock : Block {
   std::vector<int32_t> next_end;              // and where each one's end
   std::vector<Edge> forward;                  // from the maker's tasks
   std::vector<std::vector<Edge>> backward;    // from each reader's tasks
-  std::vector<bool> read, returns;            // by the maker's part: some device has it, a gradient comes back to it
+  By<Part, bool> read, returns;               // of the maker: some device has it, a gradient comes back to it
   bool all_read = false, all_return = false;  // of every output part some copy
   // By reader: the least time that its messages add, or uncounted: after any part that sends, and before any that
   // receives.

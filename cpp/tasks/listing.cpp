@@ -61,7 +61,7 @@ void Listing::sort_rows() {
   }
 }
 
-Fetch Listing::fetch(OpIndex op, int32_t part, int32_t input) const {
+Fetch Listing::fetch(OpIndex op, Part part, int32_t input) const {
   const auto& reader = graph_.ops.at(op);
   const int32_t tensor = graph_.graph.ops.at(op).inputs.at(input).tensor;
   const auto& share = reader.layout->inputs[input];
@@ -70,13 +70,13 @@ Fetch Listing::fetch(OpIndex op, int32_t part, int32_t input) const {
   if (!graph_.flows[tensor]) return result;
   const auto& [source, item_size, grad, factoring, producer, output, readers] = graph_.graph.tensors[tensor];
   const auto& made = graph_.ops[producer].layout->outputs[output];
-  for (size_t from = 0; from < made.of_part.size(); ++from) {
+  for (const OutputPart from : made.of_part.indices()) {
     std::vector<Box> shared;
     for (const auto& a : made.boxes[made.of_part[from]])
       for (const auto& b : read)
         if (auto both = intersect(a, b)) shared.push_back(std::move(*both));
     if (shared.empty()) continue;
-    const int32_t flow = flow_.at({tensor, static_cast<int32_t>(from), reader.configuration.devices[part]});
+    const int32_t flow = flow_.at({tensor, from, reader.configuration.devices[part]});
     result.flows.emplace_back(flow, std::move(shared));
   }
   return result;

@@ -22,11 +22,12 @@ struct TaskRow {
 };
 
 struct FlowRow {
-  int32_t tensor = 0, part = 0;
+  int32_t tensor = 0;
+  OutputPart part;
   Device device, source;
-  Box hull;                                          // all that the device reads of it
-  int32_t forward = -1, backward = -1;               // the transfers' rows, -1 where it does not move
-  std::vector<std::pair<OpIndex, int32_t>> readers;  // (op, part), increasing
+  Box hull;                                       // all that the device reads of it
+  int32_t forward = -1, backward = -1;            // the transfers' rows, -1 where it does not move
+  std::vector<std::pair<OpIndex, Part>> readers;  // increasing
 };
 
 // What one part reads of one input: the hull, and the boxes that come with each flow.
@@ -47,7 +48,7 @@ class Listing {
   void add(Slot slot, TaskRow row);
   int32_t add_flow(FlowRow row, Slot forward, Slot backward);
 
-  Fetch fetch(OpIndex op, int32_t part, int32_t input) const;
+  Fetch fetch(OpIndex op, Part part, int32_t input) const;
   std::vector<Piece> pieces(int32_t tensor) const;
   const Layout& layout(OpIndex op) const { return *graph_.ops.at(op).layout; }
   TaskGraph& graph() { return graph_; }
@@ -57,10 +58,10 @@ class Listing {
   void sort_rows();
 
   TaskGraph graph_;
-  std::vector<Slot> slots_;                                       // by row
-  std::vector<std::pair<Slot, Slot>> transfers_;                  // by flow: forward, backward
-  By<Slot, int32_t> row_of_;                                      // -1 where no task is
-  std::map<std::tuple<int32_t, int32_t, Device>, int32_t> flow_;  // (tensor, part, device)
+  std::vector<Slot> slots_;                                          // by row
+  std::vector<std::pair<Slot, Slot>> transfers_;                     // by flow: forward, backward
+  By<Slot, int32_t> row_of_;                                         // -1 where no task is
+  std::map<std::tuple<int32_t, OutputPart, Device>, int32_t> flow_;  // by (tensor, part, device)
 };
 
 }  // namespace soapstone

@@ -16,7 +16,7 @@ Loss::Loss(TaskGraph& graph, bool may_separate) : graph_(graph), may_separate_(m
 
 Slot Loss::task() const {
   const auto& [configuration, layout, block] = graph_.ops[op_];
-  return layout->combines ? block->combine_forward[0] : block->forward[0];
+  return layout->combines ? block->combine_forward.front() : block->forward.front();
 }
 
 void Loss::look_ahead() { separates_ = separated_ && may_separate() && surely_separates(); }

@@ -83,7 +83,7 @@ class SyncBuilder {
       if (at == pieces.end()) at = pieces.insert(at, {holders, {}, 0, {}});
       at->elements += volume(share.boxes[box][0]);
       at->boxes.push_back(share.boxes[box][0]);
-      for (const int32_t part : share.parts_of(box)) at->parts.emplace_back(static_cast<int32_t>(place), part);
+      for (const Part part : share.parts_of(box)) at->parts.emplace_back(static_cast<int32_t>(place), part);
     }
     return pieces;
   }
@@ -96,9 +96,9 @@ class SyncBuilder {
     std::vector<uint64_t> on;  // a bit for each reading and device
     for (const auto& [op, input] : graph_.graph.tensors[index].readers) {
       const auto& [configuration, layout, block] = graph_.ops[op];
-      const Share& share = layout->inputs[input];
+      const auto& share = layout->inputs[input];
       const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
-      for (int32_t part = 0; part < layout->num_parts; ++part) {
+      for (const Part part : layout->parts()) {
         const int32_t box = share.of_part[part], region = share.regions[box];
         if (region < 0) continue;
         if (reading_of_[region] < 0) {
@@ -193,7 +193,8 @@ class SyncBuilder {
       for (const auto& [place, part] : piece.parts) {
         if (!graph_.graph.ops[group_.ops[place]].backward) continue;
         waits = true;
-        slowest[first[place] + part] = std::max(slowest[first[place] + part], time);
+        int64_t& own = slowest[first[place] + part.value];
+        own = std::max(own, time);
       }
       block_.all_wait &= waits;
     });
