@@ -9,7 +9,7 @@ NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at r
 CORE_TESTS := tests/topology tests/searching $(addprefix tests/simulator/test_,taskgraph.py incremental.py bounds.py)
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
 
-.PHONY: help setup demo test test-gpu lint types check-stub unit sanitize bench bench-all stub clean
+.PHONY: help setup demo test test-gpu docs lint types check-stub unit sanitize bench bench-all stub clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,13 @@ unit: setup
 
 test-gpu: setup  ## the tests that need a GPU: several NCCL ranks share it
 	$(BIN)/python -m pytest tests/gpu
+
+.venv/documenting: .venv/installed
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev,docs]'
+	@touch $@
+
+docs: .venv/documenting  ## the documentation as a site, build/site/index.html; a link that leads nowhere is an error
+	$(BIN)/python -m mkdocs build --quiet --strict
 
 # A second environment with the core built for checking; it borrows the packages of the first.
 SANITIZED := build/sanitized

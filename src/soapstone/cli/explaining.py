@@ -48,7 +48,7 @@ def explain(case: Case, strategy: StrategyFile, against: Against = "data", as_js
 
 @takes_strategy
 def diff(case: Case, strategy: StrategyFile, other: Other, as_json: AsJson = False) -> None:
-    """Say what sets two strategies apart. Each difference has its layer, and what it is worth in time, bytes, memory."""
+    """Say what sets two strategies apart. Each difference is worth some time, bytes and memory."""
     comparison = compare_with(case, strategy, other)
     if as_json:
         print_json(described(comparison, other))

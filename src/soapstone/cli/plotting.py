@@ -22,7 +22,7 @@ Picture = Annotated[Path, typer.Option("-o", "--output", help="The picture: a na
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What a command with --json printed.")]
 Title = Annotated[str, typer.Option(help="Above the picture.")]
 
-app = typer.Typer(help="Draw plots. They show scaling over devices, search curves, and steps as predicted and measured.")
+app = typer.Typer(help="Draw plots: scaling over devices, search curves, steps as predicted and measured.")
 
 
 @app.command("scaling")
