@@ -26,7 +26,30 @@ auto to_array(std::vector<T>&& values) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(column->data(), {column->size()}, owner);
 }
 
-using HoldPairs = std::vector<std::pair<int32_t, int64_t>>;
+// In Python indices are ints, and what they look into is a list.
+namespace nanobind::detail {
+
+template <typename Tag>
+struct type_caster<soapstone::Index<Tag>> {
+  NB_TYPE_CASTER(soapstone::Index<Tag>, const_name("int"))
+
+  bool from_python(handle from, uint8_t flags, cleanup_list* cleanup) noexcept {
+    make_caster<int32_t> number;
+    if (!number.from_python(from, flags, cleanup)) return false;
+    value = Value(number.value);
+    return true;
+  }
+  static handle from_cpp(Value index, rv_policy policy, cleanup_list* cleanup) noexcept {
+    return make_caster<int32_t>::from_cpp(index.value, policy, cleanup);
+  }
+};
+
+template <typename I, typename T>
+struct type_caster<soapstone::By<I, T>> : list_caster<soapstone::By<I, T>, T> {};
+
+}  // namespace nanobind::detail
+
+using HoldPairs = std::vector<std::pair<soapstone::Resource, int64_t>>;
 
 inline HoldPairs to_pairs(const std::vector<soapstone::Hold>& holds) {
   HoldPairs pairs;
@@ -48,12 +71,16 @@ inline std::vector<BoxPairs> to_pairs(const std::vector<soapstone::Box>& boxes) 
 }
 
 using soapstone::Configuration;
-using ConfigurationPair = std::pair<std::vector<int32_t>, std::vector<int32_t>>;
+using ConfigurationPair = std::pair<std::vector<int32_t>, soapstone::By<soapstone::Part, soapstone::Device>>;
 
-inline std::vector<Configuration> to_strategy(const std::vector<ConfigurationPair>& pairs) {
-  std::vector<Configuration> strategy;
-  for (const auto& [degrees, devices] : pairs) strategy.push_back({degrees, devices});
-  return strategy;
+inline std::vector<Configuration> to_configurations(const std::vector<ConfigurationPair>& pairs) {
+  std::vector<Configuration> configurations;
+  for (const auto& [degrees, devices] : pairs) configurations.push_back({degrees, devices});
+  return configurations;
+}
+
+inline soapstone::Strategy to_strategy(const std::vector<ConfigurationPair>& pairs) {
+  return soapstone::Strategy(to_configurations(pairs));
 }
 
 inline std::vector<ConfigurationPair> to_pairs(const std::vector<Configuration>& strategy) {

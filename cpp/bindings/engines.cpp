@@ -5,11 +5,11 @@
 
 namespace {
 
-using ChangePairs = std::vector<std::pair<int32_t, ConfigurationPair>>;
+using ChangePairs = std::vector<std::pair<soapstone::OpIndex, ConfigurationPair>>;
 
 std::optional<int64_t> propose(soapstone::Simulator& self, const ChangePairs& changes, std::optional<int64_t> limit,
                                soapstone::Method method) {
-  std::vector<std::pair<int32_t, Configuration>> native;
+  soapstone::Changes native;
   for (const auto& [op, configuration] : changes) native.push_back({op, {configuration.first, configuration.second}});
   return self.propose(native, limit.value_or(INT64_MAX), method);
 }
@@ -18,7 +18,7 @@ std::optional<int64_t> propose(soapstone::Simulator& self, const ChangePairs& ch
 auto timeline_of(const soapstone::Simulator& self) {
   std::vector<uint64_t> keys;
   std::vector<int64_t> ready, end;
-  self.engine().each([&](int32_t slot, int64_t from, int64_t until) {
+  self.engine().each([&](soapstone::Slot slot, int64_t from, int64_t until) {
     keys.push_back(self.graph.pool.tasks[slot].key);
     ready.push_back(from);
     end.push_back(until);

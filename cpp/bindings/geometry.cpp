@@ -4,6 +4,7 @@
 
 namespace {
 
+using soapstone::OpIndex;
 using LineTuple = std::tuple<int64_t, int64_t, int64_t>;
 using FactorTuple = std::tuple<int64_t, int32_t, LineTuple, LineTuple>;
 using Axes = std::vector<std::vector<int32_t>>;
@@ -28,7 +29,7 @@ soapstone::Step to_step(const StepTuple& tuple) {
   return step;
 }
 
-int32_t add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values, const std::vector<StepTuple>& steps,
+OpIndex add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values, const std::vector<StepTuple>& steps,
                const std::vector<DimTuple>& dims, const OperandPairs& inputs, const OperandPairs& outputs, int32_t head,
                const CombineTuple& combine, bool backward, std::vector<int64_t> item_sizes, std::vector<int32_t> saved,
                int64_t extra) {
@@ -56,11 +57,11 @@ auto regions_in(const soapstone::Op& op, const soapstone::Box& box) {
   return std::tuple(to_pairs(regions.step_dims), needs, to_pairs(regions.values));
 }
 
-auto regions_of(const soapstone::Graph& self, int32_t op, const std::vector<int32_t>& degrees, int64_t part) {
+auto regions_of(const soapstone::Graph& self, OpIndex op, const std::vector<int32_t>& degrees, int64_t part) {
   return regions_in(self.ops.at(op), soapstone::op_box(self.ops.at(op), degrees, part));
 }
 
-auto regions_at(const soapstone::Graph& self, int32_t op, const BoxPairs& pairs) {
+auto regions_at(const soapstone::Graph& self, OpIndex op, const BoxPairs& pairs) {
   soapstone::Box box;
   for (const auto& [lo, hi] : pairs) box.push_back({lo, hi});
   if (box.size() != self.ops.at(op).dims.size()) throw std::invalid_argument("the box has not the op's dims");

@@ -5,13 +5,17 @@
 
 namespace {
 
-std::pair<HoldPairs, int64_t> transfer(const soapstone::Topology& self, int32_t source, int32_t target, int64_t bytes) {
+using soapstone::By;
+using soapstone::Device;
+using soapstone::OpIndex;
+
+std::pair<HoldPairs, int64_t> transfer(const soapstone::Topology& self, Device source, Device target, int64_t bytes) {
   std::vector<soapstone::Hold> holds;
   const int64_t latency = self.transfer(source, target, bytes, holds);
   return {to_pairs(holds), latency};
 }
 
-std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const std::vector<int32_t>& devices,
+std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const std::vector<Device>& devices,
                                          int64_t bytes) {
   std::vector<soapstone::Hold> holds;
   const int64_t latency = self.all_reduce(devices, bytes, holds);
@@ -20,7 +24,7 @@ std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const 
 
 using TimesTuple = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
-void set_times(soapstone::Times& self, int32_t op, const std::vector<int32_t>& degrees, int32_t kind,
+void set_times(soapstone::Times& self, OpIndex op, const std::vector<int32_t>& degrees, int32_t kind,
                const std::vector<TimesTuple>& times) {
   std::vector<soapstone::PartTimes> by_extents;
   for (const auto& [forward, backward, finish_forward, finish_backward] : times)
@@ -35,7 +39,7 @@ void bind_topology(nb::module_& m) {
                                   nb::arg("source"), nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"),
                                   nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"), nb::arg("summing"));
   nb::class_<Topology>(m, "Topology")
-      .def(nb::init<int32_t, int32_t, std::vector<int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
+      .def(nb::init<int32_t, int32_t, By<Device, int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
            nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"))
       .def_prop_ro("num_devices", &Topology::num_devices)
       .def_prop_ro("num_resources", &Topology::num_resources)
@@ -49,11 +53,11 @@ void bind_topology(nb::module_& m) {
 void bind_times(nb::module_& m) {
   using soapstone::Times;
   nb::class_<Times>(m, "Times")
-      .def(nb::init<const soapstone::Graph&, std::vector<int32_t>>(), nb::arg("graph"), nb::arg("alike"),
+      .def(nb::init<const soapstone::Graph&, By<OpIndex, OpIndex>>(), nb::arg("graph"), nb::arg("alike"),
            nb::keep_alive<1, 2>(), "`alike` names, by op, the op that it shares its times with.")
       .def(
           "extents",
-          [](const Times& self, int32_t op, const std::vector<int32_t>& degrees) {
+          [](const Times& self, OpIndex op, const std::vector<int32_t>& degrees) {
             return self.extents(op, degrees).distinct;
           },
           nb::arg("op"), nb::arg("degrees"), "The distinct extents of an op's parts.")
@@ -64,8 +68,8 @@ void bind_times(nb::module_& m) {
   nb::class_<Machine>(m, "Machine")
       .def(
           "__init__",
-          [](Machine* self, const soapstone::Topology& topology, std::vector<int32_t> kinds,
-             std::vector<double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
+          [](Machine* self, const soapstone::Topology& topology, By<Device, int32_t> kinds,
+             By<Device, double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
             const auto count = static_cast<size_t>(topology.num_devices());
             if (kinds.size() != count || update_ns_per_element.size() != count)
               throw std::invalid_argument("a machine needs a kind and an update time for each device");

@@ -7,12 +7,13 @@
 namespace {
 
 using soapstone::Chain;
-using MoveTuple = std::tuple<std::vector<int32_t>, int32_t, std::vector<ConfigurationPair>>;
+using soapstone::OpIndex;
+using MoveTuple = std::tuple<std::vector<OpIndex>, int32_t, std::vector<ConfigurationPair>>;
 using EndsTuple = std::tuple<int64_t, double, int64_t, double>;
 
 std::vector<soapstone::Move> to_moves(const std::vector<MoveTuple>& tuples) {
   std::vector<soapstone::Move> moves;
-  for (const auto& [ops, table, own] : tuples) moves.push_back({ops, table, to_strategy(own)});
+  for (const auto& [ops, table, own] : tuples) moves.push_back({ops, table, to_configurations(own)});
   return moves;
 }
 
@@ -28,9 +29,9 @@ void bind_additive(nb::module_& m) {
            nb::arg("machine"), nb::arg("times"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
       .def(
           "op",
-          [](Additive& self, int32_t op, const std::vector<ConfigurationPair>& options) {
+          [](Additive& self, OpIndex op, const std::vector<ConfigurationPair>& options) {
             std::vector<int64_t> compute, sync;
-            for (const auto& configuration : to_strategy(options)) {
+            for (const auto& configuration : to_configurations(options)) {
               compute.push_back(self.compute(op, configuration));
               sync.push_back(self.sync(op, configuration));
             }
@@ -41,7 +42,7 @@ void bind_additive(nb::module_& m) {
           "edge",
           [](Additive& self, int32_t tensor, int32_t reader, const std::vector<ConfigurationPair>& made,
              const std::vector<ConfigurationPair>& read) {
-            const auto makers = to_strategy(made), readers = to_strategy(read);
+            const auto makers = to_configurations(made), readers = to_configurations(read);
             std::vector<int64_t> times;
             {
               nb::gil_scoped_release released;
@@ -61,8 +62,8 @@ void bind_exhaustive(nb::module_& m) {
           "__init__",
           [](Exhaustive* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
              const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& options) {
-            std::vector<std::vector<Configuration>> native;
-            for (const auto& own : options) native.push_back(to_strategy(own));
+            soapstone::By<OpIndex, std::vector<Configuration>> native;
+            for (const auto& own : options) native.push_back(to_configurations(own));
             new (self) Exhaustive(graph, machine, times, native);
           },
           nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("options"), nb::keep_alive<1, 2>(),
@@ -91,9 +92,9 @@ void bind_chain(nb::module_& m) {
           "__init__",
           [](Chain* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
              const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& tables,
-             std::vector<int64_t> memory, int64_t num_states, uint64_t seed) {
+             soapstone::By<soapstone::Device, int64_t> memory, int64_t num_states, uint64_t seed) {
             std::vector<std::vector<Configuration>> native;
-            for (const auto& table : tables) native.push_back(to_strategy(table));
+            for (const auto& table : tables) native.push_back(to_configurations(table));
             new (self) Chain(graph, machine, times, std::move(native), {std::move(memory), num_states}, seed);
           },
           nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("tables"), nb::arg("memory"),

@@ -4,6 +4,7 @@
 #include "engines/timeline.hpp"
 
 using soapstone::Listing;
+using soapstone::OpIndex;
 
 namespace {
 
@@ -47,7 +48,7 @@ auto hold_column(Get get) {
 
 using FetchTuple = std::pair<BoxPairs, std::vector<std::pair<int32_t, std::vector<BoxPairs>>>>;
 
-FetchTuple fetch_of(const Listing& self, int32_t op, int32_t part, int32_t input) {
+FetchTuple fetch_of(const Listing& self, OpIndex op, soapstone::Part part, int32_t input) {
   const auto fetch = self.fetch(op, part, input);
   FetchTuple result{to_pairs(fetch.hull), {}};
   for (const auto& [flow, boxes] : fetch.flows) result.second.emplace_back(flow, to_pairs(boxes));
@@ -55,7 +56,7 @@ FetchTuple fetch_of(const Listing& self, int32_t op, int32_t part, int32_t input
 }
 
 auto pieces_of(const Listing& self, int32_t tensor) {
-  std::vector<std::pair<std::vector<int32_t>, std::vector<BoxPairs>>> result;
+  std::vector<std::pair<std::vector<soapstone::Device>, std::vector<BoxPairs>>> result;
   for (const auto& piece : self.pieces(tensor)) result.emplace_back(piece.holders, to_pairs(piece.boxes));
   return result;
 }
@@ -65,15 +66,15 @@ auto flow_columns(const Listing& self) {
   std::vector<int64_t> tensor, part, device, source, forward, backward, begin, ops, parts;
   for (const auto& flow : self.flows) {
     tensor.push_back(flow.tensor);
-    part.push_back(flow.part);
-    device.push_back(flow.device);
-    source.push_back(flow.source);
+    part.push_back(flow.part.value);
+    device.push_back(flow.device.value);
+    source.push_back(flow.source.value);
     forward.push_back(flow.forward);
     backward.push_back(flow.backward);
     begin.push_back(static_cast<int64_t>(ops.size()));
     for (const auto& [op, reader] : flow.readers) {
-      ops.push_back(op);
-      parts.push_back(reader);
+      ops.push_back(op.value);
+      parts.push_back(reader.value);
     }
   }
   return std::tuple(to_array(std::move(tensor)), to_array(std::move(part)), to_array(std::move(device)),
@@ -141,7 +142,7 @@ void bind_task_graph(nb::module_& m) {
            "(op, part).")
       .def(
           "part_bytes",
-          [](const Listing& self, int32_t op) {
+          [](const Listing& self, OpIndex op) {
             const auto& layout = self.layout(op);
             return std::tuple(layout.saved, layout.made, layout.working, layout.copies);
           },
@@ -153,13 +154,14 @@ void bind_task_graph(nb::module_& m) {
           [](Listing& self, int64_t num_states) { return to_array(self.graph().memory_bound(num_states)); },
           nb::arg("num_states"), bound_doc)
       .def(
-          "groups", [](const Listing& self, int32_t op) { return self.layout(op).groups; }, nb::arg("op"),
+          "groups", [](const Listing& self, OpIndex op) { return self.layout(op).groups; }, nb::arg("op"),
           "An op's combine groups, each the parts that combine; empty where none does.")
       .def_prop_ro("keys", task_column<uint64_t>([](const TaskRow& task) { return task.key; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("kinds", task_column<int32_t>([](const TaskRow& task) { return task.kind; }),
                    nb::rv_policy::automatic)
-      .def_prop_ro("ops", task_column<int32_t>([](const TaskRow& task) { return task.op; }), nb::rv_policy::automatic)
+      .def_prop_ro("ops", task_column<int32_t>([](const TaskRow& task) { return task.op.value; }),
+                   nb::rv_policy::automatic)
       .def_prop_ro("parts", task_column<int32_t>([](const TaskRow& task) { return task.part; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("latencies", task_column<int64_t>([](const TaskRow& task) { return task.latency; }),
@@ -169,7 +171,7 @@ void bind_task_graph(nb::module_& m) {
       .def_prop_ro("hold_rows", hold_column<int64_t>([](size_t row, const soapstone::Hold&) { return row; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("hold_resources",
-                   hold_column<int32_t>([](size_t, const soapstone::Hold& hold) { return hold.resource; }),
+                   hold_column<int32_t>([](size_t, const soapstone::Hold& hold) { return hold.resource.value; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("hold_durations",
                    hold_column<int64_t>([](size_t, const soapstone::Hold& hold) { return hold.duration; }),

@@ -8,16 +8,16 @@ namespace soapstone {
 namespace {
 
 // The most that a resource takes, idle or at work.
-int64_t longest(const std::vector<int64_t>& work, const std::vector<int64_t>& idle) {
+int64_t longest(const By<Resource, int64_t>& work, const By<Resource, int64_t>& idle) {
   int64_t most = 0;
-  for (size_t i = 0; i < work.size(); ++i) most = std::max(most, work[i] + idle[i]);
+  for (const Resource i : work.indices()) most = std::max(most, work[i] + idle[i]);
   return most;
 }
 
 }  // namespace
 
 // Fills the tails after a backward, its combine and its finish; returns what follows once the op can begin backward.
-int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
+int64_t Bounds::backward(const TaskGraph& graph, OpIndex op) {
   const auto& [least, sum, combines, finishes, has_copies] = least_times_.op(op);
   int64_t tail = sum == uncounted ? 0 : sum + tails_[graph.sync_tail()];
   for (const auto& [maker, weight] : least_times_.backward(op))
@@ -33,7 +33,7 @@ int64_t Bounds::backward(const TaskGraph& graph, int32_t op) {
 }
 
 // Likewise for forward.
-int64_t Bounds::forward(const TaskGraph& graph, int32_t op) {
+int64_t Bounds::forward(const TaskGraph& graph, OpIndex op) {
   const auto& [least, sum, combines, finishes, has_copies] = least_times_.op(op);
   const bool ends = op == graph.loss.op();
   int64_t tail = graph.loss.separates() && !ends ? after_loss_ : graph.graph.ops[op].backward ? head_backward_[op] : 0;
@@ -61,14 +61,13 @@ int64_t Bounds::least_after(const TaskGraph& graph, const Followers* followers, 
   const auto& exit = *graph.ops[graph.loss.op()].block;
   int64_t most = head_backward_[graph.loss.op()] + (exit.finish_forward.empty() ? 0 : exit.least[role_finish_forward]);
   if (followers) most = std::max(most, messages_backward(graph, *followers));
-  const int32_t num_devices = graph.machine.topology.num_devices();
-  for (int32_t i = 0; i < static_cast<int32_t>(graph.totals.after.size()); ++i)
-    most = std::max(most, idle.after[i] + graph.totals.after[i] + (i < num_devices ? 0 : last));
+  for (const Resource i : graph.totals.after.indices())
+    most = std::max(most, idle.after[i] + graph.totals.after[i] + (graph.machine.topology.is_device(i) ? 0 : last));
   return most;
 }
 
 // From the loss to the end of any of an op's backwards.
-int64_t Bounds::ended(const TaskGraph& graph, const Followers& followers, int32_t op) const {
+int64_t Bounds::ended(const TaskGraph& graph, const Followers& followers, OpIndex op) const {
   if (!has(before_, op)) return followers.lead[op];
   if (!graph.is_changing(op)) return 0;
   int64_t lead = 0;
@@ -85,7 +84,7 @@ int64_t Bounds::gradient(const TaskGraph& graph, const Followers& followers, int
   const auto& readers = graph.graph.tensors[tensor].readers;
   int64_t first = INT64_MAX, last = 0;
   for (size_t i = 0; i < readers.size(); ++i) {
-    const int32_t reader = readers[i].first;
+    const OpIndex reader = readers[i].first;
     if (!graph.graph.ops[reader].backward) continue;
     const int64_t lead = has(before_, reader) ? 0 : followers.lead[reader];
     first = std::min(first, lead);
@@ -110,7 +109,7 @@ int64_t Bounds::messages_backward(const TaskGraph& graph, const Followers& follo
 }
 
 // From when the first of a changed op's inputs is there to the end of any of its forwards.
-int64_t Bounds::made(const TaskGraph& graph, int32_t op) const {
+int64_t Bounds::made(const TaskGraph& graph, OpIndex op) const {
   int64_t arrival = 0;
   for (const auto& [tensor, reader] : graph.reads[op])
     if (graph.is_routed(tensor) && !graph.is_changing(graph.graph.tensors[tensor].producer))
@@ -123,7 +122,7 @@ int64_t Bounds::messages_forward(const TaskGraph& graph, int64_t first) const {
   for (const int32_t tensor : graph.changes().routed()) {
     const auto& block = *graph.flows[tensor];
     if (block.most_forward == 0) continue;
-    const int32_t producer = graph.graph.tensors[tensor].producer;
+    const OpIndex producer = graph.graph.tensors[tensor].producer;
     const int64_t begin = first + (graph.is_changing(producer) ? made(graph, producer) : 0);
     most = std::max(most, begin + block.most_forward + after_message(least_times_.tensors()[tensor]));
   }
@@ -142,7 +141,7 @@ void Bounds::find_changed(const TaskGraph& graph, const Followers* followers) {
   before_.assign(words, followers ? 0 : ~uint64_t{0});
   after_ = before_;
   if (!followers) return;
-  for (const int32_t op : graph.changes().ops) {
+  for (const OpIndex op : graph.changes().ops) {
     add(before_, followers->before(op));
     add(after_, followers->after(op));
     set(before_, op);
@@ -175,7 +174,7 @@ void Bounds::begin(TaskGraph& graph) {
 // Goes over all backwards from the loss's on, the last first; returns what at least follows any of them.
 int64_t Bounds::go_backward(const TaskGraph& graph, const Followers* followers) {
   int64_t last = INT64_MAX;
-  for (int32_t op = 0; op < static_cast<int32_t>(graph.graph.ops.size()); ++op) {
+  for (const OpIndex op : graph.graph.ops.indices()) {
     if (!graph.graph.ops[op].backward) continue;
     int64_t& head = head_backward_[op];
     head = backward(graph, op);
@@ -191,7 +190,7 @@ int64_t Bounds::go_backward(const TaskGraph& graph, const Followers* followers) 
 // Goes over all forwards, the last first; returns the longest way from any of them to the end.
 int64_t Bounds::go_forward(const TaskGraph& graph, const Followers* followers) {
   int64_t longest = 0;
-  for (auto op = static_cast<int32_t>(graph.graph.ops.size()); op-- > 0;) {
+  for (const OpIndex op : graph.graph.ops.indices() | std::views::reverse) {
     int64_t& head = head_forward_[op];
     head = forward(graph, op);
     if (graph.loss.separates() && !has(before_, op)) {
@@ -209,7 +208,7 @@ bool Bounds::hold(TaskGraph& graph, const Followers* followers, int64_t first, c
   bound_ = *std::max_element(graph.totals.work.begin(), graph.totals.work.end());
   if (bound_ > limit) return false;
   int64_t update = INT64_MAX;
-  for (int32_t device = 0; device < graph.machine.topology.num_devices(); ++device)
+  for (const Device device : graph.machine.topology.devices())
     if (graph.updates.is_there(device)) update = std::min(update, graph.updates.time(device));
   if (update != INT64_MAX) tails_[graph.sync_tail()] = update;
 

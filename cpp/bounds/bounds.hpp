@@ -38,12 +38,12 @@ class Bounds {
   int64_t go_backward(const TaskGraph& graph, const Followers* followers);
   int64_t go_forward(const TaskGraph& graph, const Followers* followers);
   void find_changed(const TaskGraph& graph, const Followers* followers);
-  int64_t backward(const TaskGraph& graph, int32_t op);
-  int64_t forward(const TaskGraph& graph, int32_t op);
+  int64_t backward(const TaskGraph& graph, OpIndex op);
+  int64_t forward(const TaskGraph& graph, OpIndex op);
   int64_t least_after(const TaskGraph& graph, const Followers* followers, const Idle& idle, int64_t last) const;
-  int64_t ended(const TaskGraph& graph, const Followers& followers, int32_t op) const;
+  int64_t ended(const TaskGraph& graph, const Followers& followers, OpIndex op) const;
   int64_t gradient(const TaskGraph& graph, const Followers& followers, int32_t tensor) const;
-  int64_t made(const TaskGraph& graph, int32_t op) const;
+  int64_t made(const TaskGraph& graph, OpIndex op) const;
   int64_t after_message(const LeastTimes::OfTensor& tensor) const;
   int64_t messages_forward(const TaskGraph& graph, int64_t first) const;
   int64_t messages_backward(const TaskGraph& graph, const Followers& followers) const;
@@ -51,8 +51,8 @@ class Bounds {
 
   LeastTimes least_times_;
   std::vector<int64_t> tails_;          // by Task::tail
-  std::vector<int64_t> head_backward_;  // by op: from when its output's gradient is there
-  std::vector<int64_t> head_forward_;   // by op: from when its inputs are there
+  By<OpIndex, int64_t> head_backward_;  // from when its output's gradient is there
+  By<OpIndex, int64_t> head_forward_;   // from when its inputs are there
   Followers::Bits before_, after_;      // the changed ops and those that lie before them, or after them
   int64_t bound_ = 0, before_loss_ = 0, after_loss_ = 0;
 };

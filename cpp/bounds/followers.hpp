@@ -15,20 +15,20 @@ class Followers {
   explicit Followers(const Graph& graph);
 
   // Where some ops have other configurations than at the last call.
-  void find(const TaskGraph& graph, const std::vector<int32_t>& changed);
+  void find(const TaskGraph& graph, const std::vector<OpIndex>& changed);
 
   // Nanoseconds that no part's device can undercut, until the device has done all that follows.
   struct Least {
     int64_t after = 0;  // from the end of a part
     int64_t from = 0;   // from when it can begin
   };
-  std::vector<Least> forward, backward;  // by op
-  std::vector<int64_t> lead;             // by op: from the loss to the end of a part's backward
+  By<OpIndex, Least> forward, backward;
+  By<OpIndex, int64_t> lead;  // from the loss to the end of a part's backward
 
   // Sets of ops, a bit each.
   using Bits = std::vector<uint64_t>;
-  const Bits& before(int32_t op) const { return before_[op]; }
-  const Bits& after(int32_t op) const { return after_[op]; }
+  const Bits& before(OpIndex op) const { return before_[op]; }
+  const Bits& after(OpIndex op) const { return after_[op]; }
 
  private:
   struct Work {
@@ -43,23 +43,27 @@ class Followers {
     Bits forward, backward;  // ops of whose followers something may have changed
   };
 
-  Affected begin(const TaskGraph& graph, const std::vector<int32_t>& changed);
-  void place(const TaskGraph& graph, int32_t op);
-  void clear(Chains& chains, int32_t op);
-  void join(Chains& chains, int32_t op, int32_t follower, int32_t device);
+  Affected begin(const TaskGraph& graph, const std::vector<OpIndex>& changed);
+  void place(const TaskGraph& graph, OpIndex op);
+  void clear(Chains& chains, OpIndex op);
+  void join(Chains& chains, OpIndex op, OpIndex follower, Device device);
   template <typename Of>
-  int64_t least(const TaskGraph& graph, int32_t op, Of of) const;
+  int64_t least(const TaskGraph& graph, OpIndex op, Of of) const;
+
+  // Places in what is kept by op and device.
+  ptrdiff_t row_of(OpIndex op) const { return static_cast<ptrdiff_t>(op.value) * num_devices_; }
+  size_t place_of(OpIndex op, Device device) const { return row_of(op) + device.value; }
 
   size_t num_words_;
   int32_t num_devices_ = 0;
-  std::vector<Bits> before_, after_;
+  By<OpIndex, Bits> before_, after_;
   std::vector<int32_t> parts_on_;  // by op and device
   std::vector<Work> own_;          // likewise: the part's, where there is one
   Chains forward_, backward_;
 };
 
-inline bool has(const Followers::Bits& bits, int32_t op) { return bits[op >> 6] >> (op & 63) & 1; }
-inline void set(Followers::Bits& bits, int32_t op) { bits[op >> 6] |= uint64_t{1} << (op & 63); }
+inline bool has(const Followers::Bits& bits, OpIndex op) { return bits[op.value >> 6] >> (op.value & 63) & 1; }
+inline void set(Followers::Bits& bits, OpIndex op) { bits[op.value >> 6] |= uint64_t{1} << (op.value & 63); }
 inline void add(Followers::Bits& bits, const Followers::Bits& more) {
   for (size_t i = 0; i < bits.size(); ++i) bits[i] |= more[i];
 }

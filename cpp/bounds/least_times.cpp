@@ -6,13 +6,12 @@
 namespace soapstone {
 
 void LeastTimes::begin(const TaskGraph& graph) {
-  const auto num_ops = static_cast<int32_t>(graph.ops.size());
-  ops_.resize(num_ops);
+  ops_.resize(graph.ops.size());
   tensors_.resize(graph.flows.size());
   places_.resize(graph.flows.size());
   for (size_t tensor = 0; tensor < places_.size(); ++tensor)
     if (graph.flows[tensor]) places_[tensor].resize(graph.graph.tensors[tensor].readers.size());
-  for (int32_t op = 0; op < num_ops; ++op) {
+  for (const OpIndex op : graph.ops.indices()) {
     forward_.begin.push_back(static_cast<int32_t>(forward_.edges.size()));
     backward_.begin.push_back(static_cast<int32_t>(backward_.edges.size()));
     for (const auto& output : graph.graph.ops[op].outputs) {
@@ -28,7 +27,7 @@ void LeastTimes::begin(const TaskGraph& graph) {
   }
   forward_.begin.push_back(static_cast<int32_t>(forward_.edges.size()));
   backward_.begin.push_back(static_cast<int32_t>(backward_.edges.size()));
-  for (int32_t op = 0; op < num_ops; ++op) {
+  for (const OpIndex op : graph.ops.indices()) {
     update_op(graph, op);
     update_sum(graph, op);
   }
@@ -38,26 +37,26 @@ void LeastTimes::begin(const TaskGraph& graph) {
 
 void LeastTimes::update(TaskGraph& graph) {
   if (ops_.empty()) return begin(graph);
-  const auto both = [](std::vector<int32_t>& before, const std::vector<int32_t>& now, auto visit) {
+  const auto both = [](auto& before, const auto& now, auto visit) {
     std::for_each(before.begin(), before.end(), visit);
     std::for_each(now.begin(), now.end(), visit);
     before = now;
   };
-  both(changed_, graph.changes().ops, [&](int32_t op) { update_op(graph, op); });
+  both(changed_, graph.changes().ops, [&](OpIndex op) { update_op(graph, op); });
   both(rerouted_, graph.changes().tensors, [&](int32_t tensor) { update_tensor(graph, tensor); });
   both(regrouped_, graph.changes().groups, [&](int32_t group) {
-    for (const int32_t op : graph.syncs.groups()[group].ops) update_sum(graph, op);
+    for (const OpIndex op : graph.syncs.groups()[group].ops) update_sum(graph, op);
   });
   for (const int32_t tensor : graph.changes().unrouted()) forget_messages(graph, tensor);
 }
 
-void LeastTimes::update_op(const TaskGraph& graph, int32_t op) {
+void LeastTimes::update_op(const TaskGraph& graph, OpIndex op) {
   const auto& [configuration, layout, block] = graph.ops[op];
   const bool finishes = !block->finish_forward.empty();
   ops_[op] = {block->least, ops_[op].sum, layout->combines, finishes, layout->copies > 1};
 }
 
-void LeastTimes::update_sum(const TaskGraph& graph, int32_t op) {
+void LeastTimes::update_sum(const TaskGraph& graph, OpIndex op) {
   int64_t& sum = ops_[op].sum = uncounted;
   for (const auto& [group, place] : graph.syncs.groups_of(op)) sum = std::max(sum, graph.syncs[group]->weights[place]);
 }

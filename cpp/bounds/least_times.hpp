@@ -9,7 +9,7 @@ namespace soapstone {
 class LeastTimes {
  public:
   struct Neighbour {
-    int32_t op;      // at its other end
+    OpIndex op;      // at its other end
     int64_t weight;  // or uncounted
   };
   struct OfOp {
@@ -19,7 +19,7 @@ class LeastTimes {
   };
 
   struct OfTensor {
-    int32_t maker = -1;          // or none
+    OpIndex maker = none;
     int32_t begin = 0, end = 0;  // of the edges to its readers
     bool moves = false;          // some of it, to another device
   };
@@ -27,10 +27,10 @@ class LeastTimes {
   // Brings all up to date: what the last change reaches, and what the one before it did.
   void update(TaskGraph& graph);
 
-  const OfOp& op(int32_t op) const { return ops_[op]; }
+  const OfOp& op(OpIndex op) const { return ops_[op]; }
   // From an op to those that read its outputs, and back to those whose outputs it reads.
-  std::span<const Neighbour> forward(int32_t op) const { return span(forward_, op); }
-  std::span<const Neighbour> backward(int32_t op) const { return span(backward_, op); }
+  std::span<const Neighbour> forward(OpIndex op) const { return span(forward_, op); }
+  std::span<const Neighbour> backward(OpIndex op) const { return span(backward_, op); }
   std::span<const OfTensor> tensors() const { return tensors_; }
   std::span<const Neighbour> readers(const OfTensor& tensor) const {
     return {forward_.edges.data() + tensor.begin, forward_.edges.data() + tensor.end};
@@ -39,23 +39,24 @@ class LeastTimes {
  private:
   struct Edges {
     std::vector<Neighbour> edges;
-    std::vector<int32_t> begin;  // by op
+    By<OpIndex, int32_t> begin;
   };
 
-  static std::span<const Neighbour> span(const Edges& side, int32_t op) {
+  static std::span<const Neighbour> span(const Edges& side, OpIndex op) {
     return {side.edges.data() + side.begin[op], side.edges.data() + side.begin[op + 1]};
   }
   void begin(const TaskGraph& graph);
-  void update_op(const TaskGraph& graph, int32_t op);
+  void update_op(const TaskGraph& graph, OpIndex op);
   void update_tensor(const TaskGraph& graph, int32_t tensor);
   void forget_messages(TaskGraph& graph, int32_t tensor);
-  void update_sum(const TaskGraph& graph, int32_t op);
+  void update_sum(const TaskGraph& graph, OpIndex op);
 
-  std::vector<OfOp> ops_;
+  By<OpIndex, OfOp> ops_;
   Edges forward_, backward_;
   std::vector<OfTensor> tensors_;
-  std::vector<std::vector<int32_t>> places_;             // by tensor and reader: of its edge in `backward_`
-  std::vector<int32_t> changed_, rerouted_, regrouped_;  // by the change before
+  std::vector<std::vector<int32_t>> places_;   // by tensor and reader: of its edge in `backward_`
+  std::vector<OpIndex> changed_;               // by the change before,
+  std::vector<int32_t> rerouted_, regrouped_;  // likewise
 };
 
 }  // namespace soapstone

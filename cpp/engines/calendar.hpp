@@ -14,7 +14,7 @@ namespace soapstone {
 struct Ready {
   int64_t ready;
   uint64_t key;
-  int32_t slot;
+  Slot slot;
   bool operator<(const Ready& other) const { return ready != other.ready ? ready < other.ready : key < other.key; }
 };
 
@@ -32,13 +32,13 @@ class Calendar {
   }
 
   // At the time that stands in its state.
-  void push(int32_t slot) {
+  void push(Slot slot) {
     auto& state = pool_.states[slot];
     const int64_t day = std::min((state.ready - start_) >> shift_, last_);
     if (day == today_) return insert(look(slot));
     uint64_t& word = some_[day >> 6];
     const uint64_t bit = uint64_t{1} << (day & 63);
-    state.link = word & bit ? first_[day] : -1;
+    state.link = word & bit ? first_[day] : none;
     word |= bit;
     first_[day] = slot;
   }
@@ -48,8 +48,8 @@ class Calendar {
     if (at_ == now_.size()) {
       if (!turn()) return false;
       if (today_ == last_) return renew() && pop(task);
-      const int32_t slot = first_[today_];
-      if (pool_.states[slot].link < 0) {  // alone today
+      const Slot slot = first_[today_];
+      if (pool_.states[slot].link == none) {  // alone today
         task = look(slot);
         return true;
       }
@@ -72,16 +72,16 @@ class Calendar {
 
   // A calendar of twice the time, from the first of those that waited for it.
   bool renew() {
-    std::vector<int32_t> slots;
-    for (int32_t slot = first_[today_]; slot >= 0; slot = pool_.states[slot].link) slots.push_back(slot);
+    std::vector<Slot> slots;
+    for (Slot slot = first_[today_]; slot != none; slot = pool_.states[slot].link) slots.push_back(slot);
     int64_t start = INT64_MAX;
-    for (const int32_t slot : slots) start = std::min(start, pool_.states[slot].ready);
+    for (const Slot slot : slots) start = std::min(start, pool_.states[slot].ready);
     open(start, start + 2 * span_);
     for (size_t i = slots.size(); i-- > 0;) push(slots[i]);
     return true;
   }
 
-  Ready look(int32_t slot) const { return {pool_.states[slot].ready, pool_.tasks[slot].key, slot}; }
+  Ready look(Slot slot) const { return {pool_.states[slot].ready, pool_.tasks[slot].key, slot}; }
 
   void insert(const Ready& task) {
     now_.push_back(task);
@@ -104,8 +104,8 @@ class Calendar {
     return true;
   }
 
-  void gather(int32_t slot) {
-    for (; slot >= 0; slot = pool_.states[slot].link) now_.push_back(look(slot));
+  void gather(Slot slot) {
+    for (; slot != none; slot = pool_.states[slot].link) now_.push_back(look(slot));
     std::reverse(now_.begin(), now_.end());  // the last to come stands first
     if (!std::is_sorted(now_.begin(), now_.end())) std::sort(now_.begin(), now_.end());
   }
@@ -116,7 +116,7 @@ class Calendar {
   size_t at_ = 0;
   std::vector<Ready> now_;      // today's, in order
   std::vector<uint64_t> some_;  // a bit a day: has it any tasks?
-  std::vector<int32_t> first_;  // by day
+  std::vector<Slot> first_;     // by day
 };
 
 }  // namespace soapstone

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <numeric>
 #include <utility>
 
 namespace soapstone {
@@ -16,15 +17,15 @@ void Delta::prepare() {
   if (prepared_) return;
   before_begin_.assign(graph_.pool.tasks.size() + 2, 0);
   const auto each_edge = [&](auto visit) {
-    for (const int32_t from : accepted_.order()) {
+    for (const Slot from : accepted_.order()) {
       const Task& task = graph_.pool.tasks[from];
       for (int32_t i = 0; i < task.num_next; ++i) visit(from, task.next[i]);
     }
   };
-  each_edge([&](int32_t, int32_t to) { ++before_begin_[to + 2]; });
-  for (size_t i = 2; i < before_begin_.size(); ++i) before_begin_[i] += before_begin_[i - 1];
+  each_edge([&](Slot, Slot to) { ++before_begin_[to + 2]; });
+  std::partial_sum(before_begin_.begin(), before_begin_.end(), before_begin_.begin());
   before_.resize(before_begin_.back());
-  each_edge([&](int32_t from, int32_t to) { before_[before_begin_[to + 1]++] = from; });
+  each_edge([&](Slot from, Slot to) { before_[before_begin_[to + 1]++] = from; });
   prepared_ = true;
 }
 
@@ -48,15 +49,15 @@ void Delta::begin_run() {
 int64_t Delta::first_touch() const {
   const auto& order = accepted_.order();
   const auto back = std::find_if(order.begin(), order.end(),
-                                 [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) != forward_phase; });
+                                 [&](Slot slot) { return phase_of(graph_.pool.tasks[slot].key) != forward_phase; });
   int64_t first = back == order.end() ? INT64_MAX : accepted_.ready(*back);
   for (const auto& run : graph_.changes().gone)
-    for (const int32_t slot : run.slots()) first = std::min(first, accepted_.ready(slot));
+    for (const Slot slot : run.slots()) first = std::min(first, accepted_.ready(slot));
   for (const auto& run : graph_.changes().fresh)
-    for (const int32_t slot : run.slots())
+    for (const Slot slot : run.slots())
       if (graph_.pool.waiting[slot] == 0) return 0;
   for (const int32_t tensor : graph_.changes().tensors) {
-    const int32_t op = graph_.graph.tensors[tensor].producer;
+    const OpIndex op = graph_.graph.tensors[tensor].producer;
     if (!graph_.is_changing(op)) first = std::min(first, touch_.first_arrival(op));
   }
   return first;
@@ -65,21 +66,21 @@ int64_t Delta::first_touch() const {
 bool Delta::run(int64_t limit, const Bounds& bounds) {
   play_.reset();
   play_.cut = accepted_.position_at(touch_.waits_for_nothing() ? 0 : first_touch());
-  if (play_.cut == accepted_.size()) play_.cut = 0;
+  if (play_.cut == accepted_.past()) play_.cut = {};
   play_.main.whole = graph_.totals.work;
-  play_.start(play_.main, Half::both, play_.cut, accepted_.size());
+  play_.start(play_.main, Half::both, play_.cut, accepted_.past());
   return sweep(limit, bounds);
 }
 
-Delta::Sweep& Delta::swept(int32_t slot) {
+Delta::Sweep& Delta::swept(Slot slot) {
   Sweep& sweep = sweep_[slot];
   if (sweep.run != run_) sweep = Sweep{.run = run_};
   return sweep;
 }
 
-int64_t Delta::latest_predecessor(int32_t slot) const {
+int64_t Delta::latest_predecessor(Slot slot) const {
   int64_t ready = 0;
-  const auto see = [&](int32_t from) {
+  const auto see = [&](Slot from) {
     const bool anew = sweep_[from].run == run_ && sweep_[from].served;
     ready = std::max(ready, anew ? play_.served[from].end : accepted_.end(from));
   };
@@ -92,7 +93,7 @@ int64_t Delta::latest_predecessor(int32_t slot) const {
 }
 
 // It is looked at no later than at `ready`.
-void Delta::offer(int32_t slot, int64_t ready) {
+void Delta::offer(Slot slot, int64_t ready) {
   Sweep& sweep = swept(slot);
   if (ready >= sweep.offered) return;
   sweep.offered = ready;
@@ -100,7 +101,7 @@ void Delta::offer(int32_t slot, int64_t ready) {
   std::push_heap(offers_.begin(), offers_.end(), later);
 }
 
-void Delta::set_open(int32_t slot) {
+void Delta::set_open(Slot slot) {
   swept(slot).open = true;
   const Task& task = graph_.pool.tasks[slot];
   for (int32_t i = 0; i < task.num_next; ++i) {
@@ -113,7 +114,7 @@ void Delta::set_open(int32_t slot) {
 // Which tasks have other successors than in what was adopted.
 void Delta::mark_edited() {
   const auto edit = [&](const SlotRun& run) {
-    for (const int32_t slot : run.slots()) edited_[slot] = run_;
+    for (const Slot slot : run.slots()) edited_[slot] = run_;
   };
   for (const auto& run : graph_.changes().gone) edit(run);
   for (const auto& run : graph_.changes().fresh) edit(run);
@@ -122,15 +123,15 @@ void Delta::mark_edited() {
 
 // The edges of such tasks now, by target.
 void Delta::collect_added() {
-  const auto add = [&](int32_t begin, int32_t count) {
-    for (int32_t slot = begin; slot < begin + count; ++slot) {
+  const auto add = [&](const SlotRun& run) {
+    for (const Slot slot : run.slots()) {
       const Task& task = graph_.pool.tasks[slot];
       for (int32_t i = 0; i < task.num_next; ++i) added_.push_back({slot, task.next[i]});
     }
   };
   added_.clear();
-  for (const auto& [begin, count] : graph_.changes().rewired) add(begin, count);
-  for (const auto& [begin, count] : graph_.changes().fresh) add(begin, count);
+  for (const auto& run : graph_.changes().rewired) add(run);
+  for (const auto& run : graph_.changes().fresh) add(run);
   std::sort(added_.begin(), added_.end(), [](const Edge& a, const Edge& b) { return a.to < b.to; });
   for (size_t i = 0; i < added_.size(); ++i)
     if (i == 0 || added_[i - 1].to != added_[i].to) added_at_[added_[i].to] = {static_cast<int32_t>(i), run_};
@@ -139,21 +140,21 @@ void Delta::collect_added() {
 // New tasks are open from the start, and whatever lost or gained a predecessor is looked at. An edge that only an
 // unchanged op lost is one that follows from others, so losing it moves nothing.
 void Delta::open_fresh() {
-  std::vector<int32_t> touched;
+  std::vector<Slot> touched;
   for (const auto& run : graph_.changes().gone)
-    for (const int32_t slot : run.slots()) {
+    for (const Slot slot : run.slots()) {
       const Task& task = graph_.pool.tasks[slot];
       touched.insert(touched.end(), task.next, task.next + task.num_next);
       swept(slot).served = true;  // never again
     }
   for (const auto& edge : added_) touched.push_back(edge.to);
-  if (graph_.loss.op() >= 0) touched.push_back(graph_.loss.task());  // it waits for copies until somebody reads them
+  if (graph_.loss.op() != none) touched.push_back(graph_.loss.task());  // it waits for copies until somebody reads them
   for (const auto& run : graph_.changes().fresh)
-    for (const int32_t slot : run.slots()) {
+    for (const Slot slot : run.slots()) {
       set_open(slot);
       touched.push_back(slot);
     }
-  for (const int32_t slot : touched) {
+  for (const Slot slot : touched) {
     Sweep& sweep = swept(slot);
     if (sweep.served || (accepted_.has(slot) && accepted_.position(slot) < play_.cut)) continue;
     sweep.dirty = sweep.loose = true;
@@ -162,12 +163,12 @@ void Delta::open_fresh() {
 }
 
 // Lets successors know that a task's end is known, or another than it was.
-void Delta::notify(int32_t slot, bool was_open, int64_t end) {
+void Delta::notify(Slot slot, bool was_open, int64_t end) {
   const bool old = accepted_.has(slot);
   if (!was_open && old && end == accepted_.end(slot)) return;
   const Task& task = graph_.pool.tasks[slot];
   for (int32_t i = 0; i < task.num_next; ++i) {
-    const int32_t next = task.next[i];
+    const Slot next = task.next[i];
     Sweep& sweep = swept(next);
     sweep.dirty = true;
     if (was_open) --sweep.unresolved;
@@ -179,7 +180,7 @@ void Delta::notify(int32_t slot, bool was_open, int64_t end) {
   }
 }
 
-bool Delta::serve_anew(int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds) {
+bool Delta::serve_anew(Slot slot, int64_t ready, int64_t limit, const Bounds& bounds) {
   if (!play_.serve(play_.main, slot, ready, limit, bounds)) return false;
   Sweep& sweep = swept(slot);
   const int64_t end = play_.served[slot].end;
@@ -206,7 +207,7 @@ bool Delta::take_offer(int64_t limit, const Bounds& bounds) {
 }
 
 // An old task at the time at which it stood. False where the limit is passed.
-bool Delta::take_old(int32_t slot, int64_t limit, const Bounds& bounds) {
+bool Delta::take_old(Slot slot, int64_t limit, const Bounds& bounds) {
   Sweep& sweep = swept(slot);
   const bool known = sweep.unresolved == 0;
   const int64_t ready = sweep.dirty && known ? latest_predecessor(slot) : accepted_.ready(slot);
@@ -223,15 +224,15 @@ bool Delta::sweep(int64_t limit, const Bounds& bounds) {
   collect_added();
   open_fresh();
   Stretch& all = play_.main;
-  int32_t at = play_.cut;
-  const auto is_passed = [&](int32_t slot) {
+  Position at = play_.cut;
+  const auto is_passed = [&](Slot slot) {
     const Sweep& sweep = sweep_[slot];
     return sweep.run == run_ && (sweep.served || sweep.open);
   };
   while (true) {
-    while (at < accepted_.size() && is_passed(accepted_.slot(at))) ++at;
-    if (at == accepted_.size() && offers_.empty()) return all.latest <= limit;
-    const bool old = offers_.empty() || (at < accepted_.size() && as_accepted(accepted_.slot(at)) < offers_.front());
+    while (at < accepted_.past() && is_passed(accepted_.slot(at))) ++at;
+    if (at == accepted_.past() && offers_.empty()) return all.latest <= limit;
+    const bool old = offers_.empty() || (at < accepted_.past() && as_accepted(accepted_.slot(at)) < offers_.front());
     if (all.order.size() >= all.next_checkpoint)
       play_.checkpoint(all, old ? accepted_.ready(accepted_.slot(at)) : offers_.front().ready);
     if (!(old ? take_old(accepted_.slot(at++), limit, bounds) : take_offer(limit, bounds))) return false;

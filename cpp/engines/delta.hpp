@@ -43,15 +43,15 @@ class Delta {
   void mark_edited();
   void collect_added();
   void open_fresh();
-  Sweep& swept(int32_t slot);
-  void set_open(int32_t slot);
-  int64_t latest_predecessor(int32_t slot) const;
-  void offer(int32_t slot, int64_t ready);
+  Sweep& swept(Slot slot);
+  void set_open(Slot slot);
+  int64_t latest_predecessor(Slot slot) const;
+  void offer(Slot slot, int64_t ready);
   bool take_offer(int64_t limit, const Bounds& bounds);
-  bool take_old(int32_t slot, int64_t limit, const Bounds& bounds);
-  bool serve_anew(int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds);
-  void notify(int32_t slot, bool was_open, int64_t end);
-  Ready as_accepted(int32_t slot) const { return {accepted_.ready(slot), graph_.pool.tasks[slot].key, slot}; }
+  bool take_old(Slot slot, int64_t limit, const Bounds& bounds);
+  bool serve_anew(Slot slot, int64_t ready, int64_t limit, const Bounds& bounds);
+  void notify(Slot slot, bool was_open, int64_t end);
+  Ready as_accepted(Slot slot) const { return {accepted_.ready(slot), graph_.pool.tasks[slot].key, slot}; }
 
   Play& play_;
   const Accepted& accepted_;
@@ -59,12 +59,13 @@ class Delta {
   TaskGraph& graph_;
   uint32_t run_ = 0;
   bool prepared_ = false;
-  std::vector<Sweep> sweep_;                            // by slot
-  std::vector<Ready> offers_;                           // a heap
-  std::vector<int32_t> before_begin_, before_;          // by slot: the predecessors in the accepted play
-  std::vector<uint32_t> edited_;                        // by slot: the run in which its successors are no longer those
-  std::vector<std::pair<int32_t, uint32_t>> added_at_;  // by slot: where in `added_`, and in which run
-  std::vector<Edge> added_;                             // edges from such tasks and new ones, by target
+  By<Slot, Sweep> sweep_;
+  std::vector<Ready> offers_;                        // a heap
+  By<Slot, int32_t> before_begin_;                   // where in `before_`
+  std::vector<Slot> before_;                         // the predecessors in the accepted play
+  By<Slot, uint32_t> edited_;                        // the run in which its successors are no longer those
+  By<Slot, std::pair<int32_t, uint32_t>> added_at_;  // where in `added_`, and in which run
+  std::vector<Edge> added_;                          // edges from such tasks and new ones, by target
 };
 
 }  // namespace soapstone

@@ -35,7 +35,7 @@ class Engine {
 
   int64_t makespan() const { return play_.main.latest; }   // of the last play, where it kept to the limit
   int64_t num_served() const { return play_.num_served; }  // tasks that the last play served
-  int64_t num_tasks() const { return accepted_.size(); }
+  int64_t num_tasks() const { return static_cast<int64_t>(accepted_.size()); }
   // The last play's tasks by (ready, key), with their times.
   template <typename Visit>
   void each(Visit visit) const;
@@ -54,11 +54,11 @@ class Engine {
 
 template <typename Visit>
 void Engine::each(Visit visit) const {
-  for (int32_t i = 0; i < play_.cut; ++i) {
-    const int32_t slot = accepted_.slot(i);
+  for (const Position i : range(Position(0), play_.cut)) {
+    const Slot slot = accepted_.slot(i);
     visit(slot, accepted_.ready(slot), accepted_.end(slot));
   }
-  for (const int32_t slot : play_.main.order) visit(slot, play_.served[slot].ready, play_.served[slot].end);
+  for (const Slot slot : play_.main.order) visit(slot, play_.served[slot].ready, play_.served[slot].end);
 }
 
 }  // namespace soapstone

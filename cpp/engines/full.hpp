@@ -15,7 +15,7 @@ class Full {
     Stretch& all = play_.main;
     play_.reset();
     all.whole = play_.graph.totals.work;
-    play_.start(all, Half::both, 0, accepted_.size());
+    play_.start(all, Half::both, Position(0), accepted_.past());
     all.calendar.reset(0, std::max(accepted_.makespan(), bounds.bound()), play_.served.size());
     play_.seed_all(all);
     const bool done = play_.serve_some(all, INT64_MAX, limit, bounds, [](const Ready&) { return false; });

@@ -10,15 +10,15 @@ void Play::reset() {
   served.resize(num_slots);
   touched_.resize(num_slots + 1);  // one more: a sentinel for the branch-free append
   num_served = 0;
-  cut = 0;
+  cut = {};
 }
 
 void Play::forget() {
-  cut = accepted_.size();
+  cut = accepted_.past();
   main.order.clear();
 }
 
-void Play::start(Stretch& stretch, Half half, int32_t begin, int32_t end) {
+void Play::start(Stretch& stretch, Half half, Position begin, Position end) {
   stretch.half = half;
   stretch.begin = begin;
   stretch.end = end;
@@ -27,12 +27,12 @@ void Play::start(Stretch& stretch, Half half, int32_t begin, int32_t end) {
   stretch.latest = accepted_.latest_before(begin);
   accepted_.progress_at(begin, progress_);
   stretch.resources.resize(progress_.size());
-  for (size_t i = 0; i < progress_.size(); ++i)
+  for (const Resource i : progress_.indices())
     stretch.resources[i] = {progress_[i].free, stretch.whole[i] - progress_[i].served};
   stretch.least = std::max(stretch.latest, least_at(stretch, 0));
   stretch.given = 0;
   stretch.next_checkpoint = 0;
-  stretch.stop = -1;
+  stretch.stop = none;
   stretch.done = false;
 }
 
@@ -45,9 +45,9 @@ int64_t Play::least_at(const Stretch& stretch, int64_t now) {
 
 void Play::checkpoint(Stretch& stretch, int64_t now) {
   stretch.least = std::max(stretch.least, least_at(stretch, now));
-  Checkpoint point{static_cast<int32_t>(stretch.order.size()), {}, {}, {}};
+  Checkpoint point{Position(stretch.order.size()), {}, {}, {}};
   point.progress.reserve(stretch.whole.size());
-  for (size_t i = 0; i < stretch.whole.size(); ++i)
+  for (const Resource i : stretch.whole.indices())
     point.progress.push_back({stretch.resources[i].free, stretch.whole[i] - stretch.resources[i].left});
   add_checkpoint(stretch, std::move(point));
 }
@@ -59,12 +59,12 @@ void Play::add_checkpoint(Stretch& stretch, Checkpoint point) {
 
 void Play::seed_all(Stretch& stretch) {
   for (const auto& run : graph.slots())
-    for (const int32_t slot : run.slots())
+    for (const Slot slot : run.slots())
       if (graph.pool.waiting[slot] == 0) stretch.calendar.push(slot);
 }
 
 void Play::restore() {
-  for (size_t i = 0; i < num_touched_; ++i) graph.pool.states[touched_[i]] = {0, graph.pool.waiting[touched_[i]], 0};
+  for (size_t i = 0; i < num_touched_; ++i) graph.pool.states[touched_[i]] = {0, graph.pool.waiting[touched_[i]], {}};
   num_touched_ = 0;
 }
 

@@ -14,20 +14,20 @@ class Play {
   Play(TaskGraph& of, const Accepted& accepted) : graph(of), main(of.pool), accepted_(accepted) {}
 
   TaskGraph& graph;
-  Stretch main;                // what was played in the end, after all before `cut`
-  int32_t cut = 0;             // the accepted play holds up to this position
-  std::vector<Served> served;  // by slot
-  int64_t num_served = 0;      // tasks that the engine went through
+  Stretch main;             // what was played in the end, after all before `cut`
+  Position cut;             // the accepted play holds up to this one
+  By<Slot, Served> served;  // when
+  int64_t num_served = 0;   // tasks that the engine went through
 
   void reset();
   // Nothing is played, and all is as it was accepted.
   void forget();
   // As it is before the task at `begin` of the accepted order is served; `stretch.whole` is set.
-  void start(Stretch& stretch, Half half, int32_t begin, int32_t end);
+  void start(Stretch& stretch, Half half, Position begin, Position end);
   // False where the stretch cannot be done by the limit.
-  bool serve(Stretch& stretch, int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds);
+  bool serve(Stretch& stretch, Slot slot, int64_t ready, int64_t limit, const Bounds& bounds);
   // Lets tasks know of the end of one that they waited for.
-  void give(Stretch& stretch, const int32_t* slots, int32_t count, int64_t end);
+  void give(Stretch& stretch, const Slot* slots, int32_t count, int64_t end);
   // Adds a checkpoint; `now` is the next task's ready time.
   void checkpoint(Stretch& stretch, int64_t now);
   static void add_checkpoint(Stretch& stretch, Checkpoint point);
@@ -44,10 +44,10 @@ class Play {
   static int64_t least_at(const Stretch& stretch, int64_t now);
 
   const Accepted& accepted_;
-  std::vector<Progress> progress_;
-  std::vector<int32_t> touched_;  // slots whose state the play changed
+  By<Resource, Progress> progress_;
+  std::vector<Slot> touched_;  // whose state the play changed
   size_t num_touched_ = 0;
-  std::vector<int32_t> due_;  // those that one task makes ready
+  std::vector<Slot> due_;  // those that one task makes ready
 };
 
 // Returns when a task ends that is ready now.
@@ -64,7 +64,7 @@ inline int64_t Play::hold(Stretch& stretch, const Task& task, int64_t ready) {
   return served + task.latency;
 }
 
-inline bool Play::serve(Stretch& stretch, int32_t slot, int64_t ready, int64_t limit, const Bounds& bounds) {
+inline bool Play::serve(Stretch& stretch, Slot slot, int64_t ready, int64_t limit, const Bounds& bounds) {
   const Task& task = graph.pool.tasks[slot];
   const int64_t end = hold(stretch, task, ready);
   stretch.least = std::max(stretch.least, end + bounds.tail(task.tail));
@@ -76,11 +76,11 @@ inline bool Play::serve(Stretch& stretch, int32_t slot, int64_t ready, int64_t l
 }
 
 // Counted without a jump: which tasks are seen first, and which are ready now, is hard to predict.
-inline void Play::give(Stretch& stretch, const int32_t* slots, int32_t count, int64_t end) {
+inline void Play::give(Stretch& stretch, const Slot* slots, int32_t count, int64_t end) {
   if (due_.size() < static_cast<size_t>(count)) due_.resize(2 * count);
   size_t num_due = 0;
   for (int32_t i = 0; i < count; ++i) {
-    const int32_t slot = slots[i];
+    const Slot slot = slots[i];
     auto& state = graph.pool.states[slot];
     touched_[num_touched_] = slot;
     num_touched_ += state.ready == 0;

@@ -9,10 +9,10 @@ bool Rejoin::rejoins(Stretch& stretch, Look& look, const Ready& next, const Boun
   const size_t num_served = stretch.order.size();
   look.next = num_served + 1 + num_served / (2 * spacing_);
   const Moment now{accepted_.position(next.slot), next.ready, next.ready - accepted_.ready(next.slot)};
-  if (now.position < 0 || graph_.updates.has(next.slot) || !shifted_lately(stretch, now)) return false;
-  if (look.settled < 0) find_settled(stretch, look);
+  if (now.position == none || graph_.updates.has(next.slot) || !shifted_lately(stretch, now)) return false;
+  if (look.settled == none) find_settled(stretch, look);
   if (now.position < look.settled) {
-    look.next = std::max<size_t>(look.next, num_served + look.settled - now.position);
+    look.next = std::max<size_t>(look.next, num_served + (look.settled - now.position));
     return false;
   }
   look.next += num_served / spacing_;  // a closer look costs more, the more was served
@@ -31,7 +31,7 @@ bool Rejoin::rejoins(Stretch& stretch, Look& look, const Ready& next, const Boun
 // The last few tasks tell cheaply whether a closer look may be worth while.
 bool Rejoin::shifted_lately(const Stretch& stretch, const Moment& now) const {
   if (std::ssize(stretch.order) < num_recent_) return false;
-  return std::all_of(stretch.order.end() - num_recent_, stretch.order.end(), [&](int32_t slot) {
+  return std::all_of(stretch.order.end() - num_recent_, stretch.order.end(), [&](Slot slot) {
     return accepted_.has(slot) && play_.served[slot].ready - accepted_.ready(slot) == now.shift;
   });
 }
@@ -41,30 +41,30 @@ bool Rejoin::shifted_lately(const Stretch& stretch, const Moment& now) const {
 void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
   const bool both = stretch.half == Half::both, forward = stretch.half == Half::before_loss;
   look.settled = stretch.begin;
-  const auto see = [&](int32_t begin, int32_t count) {
-    for (int32_t slot = begin; slot < begin + count; ++slot)
+  const auto see = [&](const SlotRun& run) {
+    for (const Slot slot : run.slots())
       if (accepted_.position(slot) < stretch.end) look.settled = std::max(look.settled, accepted_.position(slot) + 1);
   };
-  const auto see_op = [&](int32_t op) { see(graph_.ops[op].block->begin, graph_.ops[op].block->count); };
-  for (const auto& [begin, count] : graph_.changes().gone) see(begin, count);
+  const auto see_op = [&](OpIndex op) { see(graph_.ops[op].block->run()); };
+  for (const auto& run : graph_.changes().gone) see(run);
   for (const int32_t tensor : graph_.changes().tensors) {
     see_op(graph_.graph.tensors[tensor].producer);
-    see(graph_.flows[tensor]->begin, graph_.flows[tensor]->count);
+    see(graph_.flows[tensor]->run());
     if (!forward)
       for (const auto& [reader, input] : graph_.graph.tensors[tensor].readers) see_op(reader);
   }
   if (!forward)
     for (const int32_t group : graph_.changes().groups)
-      for (const int32_t op : graph_.syncs.groups()[group].ops) see_op(op);
+      for (const OpIndex op : graph_.syncs.groups()[group].ops) see_op(op);
   look.num_fresh = 0;
   for (const auto& run : graph_.changes().fresh)
-    for (const int32_t slot : run.slots())
+    for (const Slot slot : run.slots())
       look.num_fresh += both || (phase_of(graph_.pool.tasks[slot].key) == forward_phase) == forward;
 }
 
 bool Rejoin::resources_rejoin(const Stretch& stretch, const Moment& now) {
   accepted_.progress_at(now.position, progress_);
-  for (size_t i = 0; i < progress_.size(); ++i) {
+  for (const Resource i : progress_.indices()) {
     const int64_t was_free = std::max(progress_[i].free, now.time - now.shift);
     if (std::max(stretch.resources[i].free, now.time) != was_free + now.shift) return false;
   }
@@ -76,10 +76,10 @@ bool Rejoin::resources_rejoin(const Stretch& stretch, const Moment& now) {
 // is gone, the accepted play cannot be followed any more.
 bool Rejoin::tasks_rejoin(const Stretch& stretch, const Look& look, const Moment& now) const {
   const int64_t was_time = now.time - now.shift;
-  const auto is_sum = [&](int32_t slot) { return phase_of(graph_.pool.tasks[slot].key) == sync_phase; };
+  const auto is_sum = [&](Slot slot) { return phase_of(graph_.pool.tasks[slot].key) == sync_phase; };
   if (now.shift != 0 && stretch.given > std::min(now.time, was_time)) return false;
   size_t num_old = 0;
-  for (const int32_t slot : stretch.order) {
+  for (const Slot slot : stretch.order) {
     const int64_t end = play_.served[slot].end;
     if (!accepted_.has(slot)) {
       if (end > now.time && !is_sum(slot)) return false;
@@ -93,7 +93,7 @@ bool Rejoin::tasks_rejoin(const Stretch& stretch, const Look& look, const Moment
   }
   size_t num_gone = 0;
   for (const auto& run : graph_.changes().gone)
-    for (const int32_t slot : run.slots()) {
+    for (const Slot slot : run.slots()) {
       if (accepted_.position(slot) < stretch.begin || accepted_.position(slot) >= stretch.end) continue;
       ++num_gone;
       if (graph_.updates.has(slot) || (accepted_.end(slot) > was_time && !is_sum(slot))) return false;
@@ -104,50 +104,53 @@ bool Rejoin::tasks_rejoin(const Stretch& stretch, const Look& look, const Moment
 
 // What updates waited for longest, and when their devices had nothing else to do.
 void Rejoin::commit() {
-  const int32_t num_devices = graph_.machine.topology.num_devices(), end = accepted_.size();
-  int32_t first = end, num_open = 0;
-  endings_.assign(num_devices, {});
-  for (int32_t device = 0; device < num_devices; ++device) {
-    const int32_t slot = graph_.updates.slot_of(device);
+  const auto& topology = graph_.machine.topology;
+  const Position end = accepted_.past();
+  Position first = end;
+  int32_t num_open = 0;
+  endings_.assign(topology.num_devices(), {});
+  for (const Device device : topology.devices()) {
+    const Slot slot = graph_.updates.slot_of(device);
     if (!accepted_.has(slot)) continue;
     ++num_open;
     first = std::min(first, accepted_.position(slot));
   }
-  for (int32_t i = end; num_open > 0 && i-- > 0;) {
+  for (Position i = end; num_open > 0 && i-- > Position(0);) {
     const Task& task = graph_.pool.tasks[accepted_.slot(i)];
-    for (const int32_t next : std::span(task.next, task.num_next)) {
+    for (const Slot next : std::span(task.next, task.num_next)) {
       if (!graph_.updates.has(next)) continue;
       Ending& ending = endings_[graph_.updates.device_of(next)];
-      if (ending.giver >= 0 || accepted_.end(accepted_.slot(i)) != accepted_.ready(next)) continue;
+      if (ending.giver != none || accepted_.end(accepted_.slot(i)) != accepted_.ready(next)) continue;
       ending.giver = i;
       --num_open;
     }
   }
   latest_other_ = accepted_.latest_before(first);
   accepted_.progress_at(first, progress_);
-  for (int32_t i = first; i < end; ++i) {
-    const int32_t slot = accepted_.slot(i);
+  for (const Position i : range(first, end)) {
+    const Slot slot = accepted_.slot(i);
     if (graph_.updates.has(slot)) continue;
     latest_other_ = std::max(latest_other_, accepted_.end(slot));
     graph_.pool.tasks[slot].each_hold([&](const Hold& hold) {
       auto& free = progress_[hold.resource].free;
       free = std::max(accepted_.ready(slot), free) + hold.duration;
-      if (hold.resource < num_devices && accepted_.position(graph_.updates.slot_of(hold.resource)) < i)
-        endings_[hold.resource].is_last = false;
+      if (!topology.is_device(hold.resource)) return;
+      const Device device = device_of(hold.resource);
+      if (accepted_.position(graph_.updates.slot_of(device)) < i) endings_[device].is_last = false;
     });
   }
-  for (int32_t device = 0; device < num_devices; ++device) endings_[device].free = progress_[device].free;
+  for (const Device device : topology.devices()) endings_[device].free = progress_[resource_of(device)].free;
 }
 
 // After all the rest. False where their times do not follow from those of the accepted play.
 bool Rejoin::serve_updates(Stretch& stretch, Look& look, const Moment& now) {
   int64_t latest = stretch.latest;
   look.updates.clear();
-  for (int32_t device = 0; device < static_cast<int32_t>(endings_.size()); ++device) {
+  for (const Device device : endings_.indices()) {
     if (!graph_.updates.is_there(device)) continue;
     const auto& [giver, free, is_last] = endings_[device];
     if (giver < now.position) return false;
-    const int32_t slot = graph_.updates.slot_of(device);
+    const Slot slot = graph_.updates.slot_of(device);
     const int64_t shifted = accepted_.ready(slot) + now.shift;
     const int64_t ready = std::max(graph_.pool.states[slot].ready, shifted);
     if (ready == shifted && !graph_.updates.is_changing(device)) {
@@ -161,7 +164,7 @@ bool Rejoin::serve_updates(Stretch& stretch, Look& look, const Moment& now) {
     look.updates.push_back({ready, task.key, slot});
   }
   if (latest_other_ + now.shift > latest) {  // what ended last may have been served already, and not be shifted
-    if (now.position > 0 && accepted_.latest_before(now.position) >= latest_other_) return false;
+    if (now.position > Position(0) && accepted_.latest_before(now.position) >= latest_other_) return false;
     latest = latest_other_ + now.shift;
   }
   std::sort(look.updates.begin(), look.updates.end());
@@ -171,8 +174,8 @@ bool Rejoin::serve_updates(Stretch& stretch, Look& look, const Moment& now) {
 
 // A checkpoint of the accepted play as it is in this one; `progress_` is of the moment of rejoining.
 Checkpoint Rejoin::shifted(const Checkpoint& point, const Stretch& stretch, int64_t shift) const {
-  Checkpoint copy{static_cast<int32_t>(stretch.order.size()), point.progress, {}, {}};
-  for (size_t i = 0; i < copy.progress.size(); ++i) {
+  Checkpoint copy{Position(stretch.order.size()), point.progress, {}, {}};
+  for (const Resource i : copy.progress.indices()) {
     auto& [free, served] = copy.progress[i];
     const bool was_used = free != progress_[i].free;  // since that moment
     free = was_used ? free + shift : stretch.resources[i].free;
@@ -183,15 +186,15 @@ Checkpoint Rejoin::shifted(const Checkpoint& point, const Stretch& stretch, int6
 
 void Rejoin::append_rest(Stretch& stretch, Look& look) {
   const auto& [position, time, shift] = look.rest;
-  if (position < 0) return;
+  if (position == none) return;
   accepted_.progress_at(position, progress_);
   const auto& checkpoints = accepted_.checkpoints();
   auto point = std::lower_bound(checkpoints.begin(), checkpoints.end(), position,
-                                [](const Checkpoint& point, int32_t at) { return point.position < at; });
+                                [](const Checkpoint& point, Position at) { return point.position < at; });
   auto update = look.updates.begin();
   bool updated = false;  // checkpoints after an update are no longer true
-  for (int32_t i = position; i < stretch.end; ++i) {
-    const int32_t slot = accepted_.slot(i);
+  for (const Position i : range(position, stretch.end)) {
+    const Slot slot = accepted_.slot(i);
     const Ready next{accepted_.ready(slot) + shift, graph_.pool.tasks[slot].key, slot};
     for (; update != look.updates.end() && *update < next; ++update) {
       stretch.order.push_back(update->slot);

@@ -14,13 +14,13 @@ class Rejoin {
   Rejoin(Play& play, const Accepted& accepted) : play_(play), accepted_(accepted), graph_(play.graph) {}
 
   struct Moment {  // before the task at a position of the accepted order is served
-    int32_t position = -1;
+    Position position = none;
     int64_t time = 0, shift = 0;  // now, and how much later that is than it was
   };
   // What is known of one stretch.
   struct Look {
     size_t next = 0;             // so many tasks are served before the next look
-    int32_t settled = -1;        // from this position on nothing has changed; -1: not known yet
+    Position settled = none;     // from this one on nothing has changed; none: not known yet
     size_t num_fresh = 0;        // new tasks that it has
     Moment rest;                 // from here on it is shifted, where it has rejoined
     std::vector<Ready> updates;  // but for these
@@ -41,9 +41,9 @@ class Rejoin {
 
  private:
   struct Ending {
-    int32_t giver = -1;   // the last position that the device's update had to wait for
-    int64_t free = 0;     // when it has nothing but the update to do
-    bool is_last = true;  // whether the update comes after all else
+    Position giver = none;  // the last that the device's update had to wait for
+    int64_t free = 0;       // when it has nothing but the update to do
+    bool is_last = true;    // whether the update comes after all else
   };
 
   bool shifted_lately(const Stretch& stretch, const Moment& now) const;
@@ -56,11 +56,11 @@ class Rejoin {
   Play& play_;
   const Accepted& accepted_;
   TaskGraph& graph_;
-  ptrdiff_t num_recent_ = 8;        // so many last tasks must share the shift before a closer look
-  size_t spacing_ = 8;              // after a closer look, at least this part more is served before the next
-  std::vector<Progress> progress_;  // at a moment of the accepted play
-  std::vector<Ending> endings_;     // by device
-  int64_t latest_other_ = 0;        // the latest end of all but updates
+  ptrdiff_t num_recent_ = 8;         // so many last tasks must share the shift before a closer look
+  size_t spacing_ = 8;               // after a closer look, at least this part more is served before the next
+  By<Resource, Progress> progress_;  // at a moment of the accepted play
+  By<Device, Ending> endings_;
+  int64_t latest_other_ = 0;  // the latest end of all but updates
 };
 
 }  // namespace soapstone

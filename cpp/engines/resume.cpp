@@ -29,9 +29,10 @@ Resume::Resume(Play& play, Accepted& accepted, Touch& touch)
 
 Resume::Outcome Resume::run(int64_t limit, const Bounds& bounds) {
   play_.reset();
-  change_ = touch_.waits_for_nothing() ? 0 : touch_.first_change(-1);
+  change_ = touch_.waits_for_nothing() ? 0 : touch_.first_change(none);
   play_.cut = accepted_.position_at(change_);
-  if (play_.cut == 0 || play_.cut == accepted_.size()) play_.cut = change_ = 0;
+  if (play_.cut == accepted_.past()) play_.cut = {};
+  if (play_.cut == Position(0)) change_ = 0;
   const bool halves = play_.cut <= accepted_.loss() && touch_.has_halves();
   const Outcome outcome = halves ? run_halves(limit, bounds) : run_whole(limit, bounds);
   play_.restore();
@@ -41,7 +42,7 @@ Resume::Outcome Resume::run(int64_t limit, const Bounds& bounds) {
 Resume::Outcome Resume::run_whole(int64_t limit, const Bounds& bounds) {
   Stretch& all = play_.main;
   all.whole = graph_.totals.work;
-  play_.start(all, Half::both, play_.cut, accepted_.size());
+  play_.start(all, Half::both, play_.cut, accepted_.past());
   all.calendar.reset(change_, std::max(accepted_.makespan(), bounds.bound()), play_.served.size());
   look_ = {};
   if (!seed(change_)) return Outcome::starts_earlier;
@@ -54,13 +55,13 @@ Resume::Outcome Resume::run_whole(int64_t limit, const Bounds& bounds) {
 Resume::Outcome Resume::run_halves(int64_t limit, const Bounds& bounds) {
   Stretch& forward = play_.main;
   forward.whole.resize(graph_.totals.before.size());
-  for (size_t i = 0; i < forward.whole.size(); ++i) forward.whole[i] = graph_.totals.before[i] + bounds.after_loss();
+  for (const Resource i : forward.whole.indices()) forward.whole[i] = graph_.totals.before[i] + bounds.after_loss();
   play_.start(forward, Half::before_loss, play_.cut, accepted_.loss() + 1);
   forward.calendar.reset(change_, std::max(accepted_.makespan(), bounds.bound()), play_.served.size());
   look_ = {};
   if (!seed(change_)) return Outcome::starts_earlier;
   const int64_t change = std::min(touch_.first_change(accepted_.loss()), accepted_.makespan());
-  const int32_t to = std::max(accepted_.position_at(change), accepted_.loss() + 1);
+  const Position to = std::max(accepted_.position_at(change), accepted_.loss() + 1);
   if (!start_backward(to, change)) return Outcome::starts_earlier;
   if (!serve_in_turns(to, limit, bounds)) return Outcome::passes_limit;
   rejoin_.append_rest(forward, look_);
@@ -70,14 +71,14 @@ Resume::Outcome Resume::run_halves(int64_t limit, const Bounds& bounds) {
 }
 
 // Each half is held against what the other takes at least.
-bool Resume::serve_in_turns(int32_t to, int64_t limit, const Bounds& bounds) {
+bool Resume::serve_in_turns(Position to, int64_t limit, const Bounds& bounds) {
   Stretch& forward = play_.main;
   limit = std::min(limit, INT64_MAX / 2);                           // so that nothing overflows
   const int64_t both = accepted_.loss_end() + bounds.after_loss();  // forward counts the one, backward the other
   forward.stop = accepted_.slot(accepted_.loss());
   forward.least = std::max(forward.least, bounds.before_loss() + bounds.after_loss());
   backward_.least = std::max(backward_.least, both);
-  const double num_forward = accepted_.loss() + 1 - play_.cut, num_backward = accepted_.size() - to;
+  const double num_forward = accepted_.loss() + 1 - play_.cut, num_backward = accepted_.past() - to;
   while (!forward.done || !backward_.done) {
     const double of_forward = forward.done ? 0 : gain(forward, both, num_forward);
     const double of_backward =
@@ -99,11 +100,11 @@ bool Resume::serve(Stretch& stretch, Rejoin::Look& look, int64_t count, int64_t 
 
 // From a position of the accepted order on, all from the loss to there as it was. False where something is ready
 // earlier.
-bool Resume::start_backward(int32_t to, int64_t change) {
+bool Resume::start_backward(Position to, int64_t change) {
   const auto& before = graph_.totals_before().before;
   backward_.whole.resize(before.size());
-  for (size_t i = 0; i < before.size(); ++i) backward_.whole[i] = graph_.totals.after[i] + before[i];
-  play_.start(backward_, Half::after_loss, to, accepted_.size());
+  for (const Resource i : before.indices()) backward_.whole[i] = graph_.totals.after[i] + before[i];
+  play_.start(backward_, Half::after_loss, to, accepted_.past());
   backward_.whole = graph_.totals.work;
   backward_.calendar.reset(change, accepted_.makespan(), play_.served.size());
   backward_look_ = {};
@@ -111,11 +112,12 @@ bool Resume::start_backward(int32_t to, int64_t change) {
 }
 
 // Backward comes after forward, and between them what was skipped.
-void Resume::append_backward(int32_t to) {
+void Resume::append_backward(Position to) {
   Stretch& forward = play_.main;
-  const int32_t loss = accepted_.loss();
+  const Position loss = accepted_.loss();
   const int64_t shift = play_.served[accepted_.slot(loss)].end - accepted_.loss_end();
-  const auto begin = static_cast<int32_t>(forward.order.size()), num_skipped = to - loss - 1;
+  const Position begin(forward.order.size());
+  const int32_t num_skipped = to - loss - 1;
   const auto later = [&](Checkpoint& point, int32_t by) -> Checkpoint& {
     point.position += by;
     for (auto& progress : point.progress) progress.free += shift;
@@ -124,41 +126,42 @@ void Resume::append_backward(int32_t to) {
   for (const auto& point : accepted_.checkpoints()) {
     if (point.position <= loss || point.position >= to) continue;
     Checkpoint copy{point.position, point.progress, {}, {}};
-    for (size_t i = 0; i < copy.progress.size(); ++i)
+    for (const Resource i : copy.progress.indices())
       copy.progress[i].served += graph_.totals.before[i] - graph_.totals_before().before[i];
     forward.checkpoints.push_back(std::move(later(copy, begin - loss - 1)));
   }
-  for (auto& point : backward_.checkpoints) forward.checkpoints.push_back(std::move(later(point, begin + num_skipped)));
-  const auto add = [&](int32_t slot, int64_t ready, int64_t end) {
+  for (auto& point : backward_.checkpoints)
+    forward.checkpoints.push_back(std::move(later(point, begin.value + num_skipped)));
+  const auto add = [&](Slot slot, int64_t ready, int64_t end) {
     forward.order.push_back(slot);
     play_.served[slot] = {ready + shift, end + shift};
   };
-  for (int32_t i = loss + 1; i < to; ++i) {
-    const int32_t slot = accepted_.slot(i);
+  for (const Position i : range(loss + 1, to)) {
+    const Slot slot = accepted_.slot(i);
     add(slot, accepted_.ready(slot), accepted_.end(slot));
   }
-  for (const int32_t slot : backward_.order) add(slot, play_.served[slot].ready, play_.served[slot].end);
+  for (const Slot slot : backward_.order) add(slot, play_.served[slot].ready, play_.served[slot].end);
   forward.latest = backward_.latest + shift;
 }
 
 // What waits at the cut: all that is ready at the start, or for all of whose predecessors the times are known.
 bool Resume::seed(int64_t change) {
-  if (play_.cut > 0) return give_from(play_.main, 0, play_.cut, change);
+  if (play_.cut > Position(0)) return give_from(play_.main, Position(0), play_.cut, change);
   play_.seed_all(play_.main);
   return true;
 }
 
 // What the tasks at some positions of the accepted order give to those that come after. False where something is ready
 // before the change: it lost one that it waited for.
-bool Resume::give_from(Stretch& stretch, int32_t begin, int32_t end, int64_t change) {
+bool Resume::give_from(Stretch& stretch, Position begin, Position end, int64_t change) {
   const auto widened = accepted_.widen_reach(end);
   const Checkpoint* point = accepted_.checkpoint_at(end);
-  const int32_t from = std::max(begin, point ? point->position : 0);
+  const Position from = std::max(begin, point ? point->position : Position(0));
   bool in_time = true;
-  const auto give_of = [&](int32_t i) {
+  const auto give_of = [&](Position i) {
     const Task& task = graph_.pool.tasks[accepted_.slot(i)];
     const int64_t ended = accepted_.end(accepted_.slot(i));
-    for (const int32_t next : std::span(task.next, task.num_next)) {
+    for (const Slot next : std::span(task.next, task.num_next)) {
       if (accepted_.has(next) && accepted_.position(next) < end) continue;
       const auto& state = graph_.pool.states[next];
       in_time = in_time && (state.waiting > 1 || std::max(state.ready, ended) >= change);
@@ -170,20 +173,20 @@ bool Resume::give_from(Stretch& stretch, int32_t begin, int32_t end, int64_t cha
   for (const auto& [position, reach] : widened)
     if (position >= begin && position < from && reach < from) give_of(position);
   if (point) {
-    for (const int32_t position : point->reaching)
+    for (const Position position : point->reaching)
       if (position >= begin && accepted_.reach(position) >= end) give_of(position);
     in_time = in_time && give_updates(stretch, point->updates, end, change);
   }
-  for (int32_t i = from; i < end; ++i)
+  for (const Position i : range(from, end))
     if (accepted_.reach(i) >= end) give_of(i);
   accepted_.restore_reach(widened);
   return in_time;
 }
 
-bool Resume::give_updates(Stretch& stretch, const std::vector<Sums>& updates, int32_t end, int64_t change) {
-  for (int32_t device = 0; device < static_cast<int32_t>(updates.size()); ++device) {
+bool Resume::give_updates(Stretch& stretch, const By<Device, Sums>& updates, Position end, int64_t change) {
+  for (const Device device : updates.indices()) {
     const auto [count, ready] = updates[device];
-    const int32_t slot = graph_.updates.slot_of(device);
+    const Slot slot = graph_.updates.slot_of(device);
     if (count == 0 || accepted_.position(slot) < end) continue;
     auto& state = graph_.pool.states[slot];
     if (state.waiting == count && std::max(state.ready, ready) < change) return false;

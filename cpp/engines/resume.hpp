@@ -24,13 +24,13 @@ class Resume {
  private:
   Outcome run_whole(int64_t limit, const Bounds& bounds);
   Outcome run_halves(int64_t limit, const Bounds& bounds);
-  bool serve_in_turns(int32_t to, int64_t limit, const Bounds& bounds);
+  bool serve_in_turns(Position to, int64_t limit, const Bounds& bounds);
   bool serve(Stretch& stretch, Rejoin::Look& look, int64_t count, int64_t limit, const Bounds& bounds);
-  bool start_backward(int32_t to, int64_t change);
-  void append_backward(int32_t to);
+  bool start_backward(Position to, int64_t change);
+  void append_backward(Position to);
   bool seed(int64_t change);
-  bool give_from(Stretch& stretch, int32_t begin, int32_t end, int64_t change);
-  bool give_updates(Stretch& stretch, const std::vector<Sums>& updates, int32_t end, int64_t change);
+  bool give_from(Stretch& stretch, Position begin, Position end, int64_t change);
+  bool give_updates(Stretch& stretch, const By<Device, Sums>& updates, Position end, int64_t change);
 
   Play& play_;
   Accepted& accepted_;

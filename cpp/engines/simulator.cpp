@@ -22,7 +22,7 @@ Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimi
     throw std::invalid_argument("a memory limit needs a number of bytes for each device");
 }
 
-int64_t Simulator::begin(const std::vector<Configuration>& strategy) {
+int64_t Simulator::begin(const Strategy& strategy) {
   if (begun_) throw std::invalid_argument("the simulator has its first strategy already");
   graph.begin(strategy);
   begun_ = true;
@@ -35,9 +35,9 @@ int64_t Simulator::begin(const std::vector<Configuration>& strategy) {
 void Simulator::check(const Changes& changes) const {
   if (!begun_) throw std::invalid_argument("the simulator has no strategy yet");
   if (is_open()) throw std::invalid_argument("accept or reject the last proposal first");
-  std::set<int32_t> seen;
+  std::set<OpIndex> seen;
   for (const auto& [op, configuration] : changes) {
-    if (op < 0 || static_cast<size_t>(op) >= graph.ops.size()) throw std::invalid_argument("there is no such op");
+    if (!op.is_below(graph.ops.size())) throw std::invalid_argument("there is no such op");
     if (!seen.insert(op).second) throw std::invalid_argument("a proposal changes an op twice");
   }
 }
@@ -98,7 +98,7 @@ int64_t Simulator::overflow() {
   if (graph.surely_fits(memory_.bytes, memory_.num_states)) return 0;
   const auto bound = graph.memory_bound(memory_.num_states);
   int64_t sum = 0;
-  for (size_t device = 0; device < bound.size(); ++device) {
+  for (const Device device : bound.indices()) {
     const int64_t mebibytes = (std::max(int64_t{0}, bound[device] - memory_.bytes[device]) + (1 << 20) - 1) >> 20;
     sum += mebibytes * mebibytes;
   }

@@ -11,8 +11,8 @@ namespace soapstone {
 
 // What the devices can hold.
 struct MemoryLimit {
-  std::vector<int64_t> bytes;  // by device; none where there is no limit
-  int64_t num_states = 0;      // numbers that the optimizer keeps for each element
+  By<Device, int64_t> bytes;  // none where there is no limit
+  int64_t num_states = 0;     // numbers that the optimizer keeps for each element
 };
 
 class Simulator {
@@ -20,7 +20,7 @@ class Simulator {
   Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit = {}, TaskOptions options = {});
 
   // The first strategy; its times must be known.
-  int64_t begin(const std::vector<Configuration>& strategy);
+  int64_t begin(const Strategy& strategy);
   // The makespan, or nothing where it passes the limit, or the overflow does; then the proposal is rejected already.
   std::optional<int64_t> propose(const Changes& changes, int64_t limit, Method method,
                                  int64_t most_overflow = INT64_MAX);
@@ -61,7 +61,7 @@ class Simulator {
   Bounds bounds_;
   Followers followers_;
   int32_t num_since_ = 0;               // proposals since the last that was accepted
-  std::vector<int32_t> changed_since_;  // ops, since followers were found
+  std::vector<OpIndex> changed_since_;  // since followers were found
   int64_t makespan_ = 0, num_unplayed_ = 0, num_cut_short_ = 0;
   bool begun_ = false, nothing_ = false;  // nothing: what is open changes nothing
   std::array<double, num_stages> seconds_{};

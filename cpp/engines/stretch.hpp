@@ -25,31 +25,31 @@ struct Sums {
 
 // A moment that a later play can resume from: before the task at `position` is served.
 struct Checkpoint {
-  int32_t position;
-  std::vector<Progress> progress;  // by resource
-  std::vector<int32_t> reaching;   // earlier positions for which something from here on waits, but for sums
-  std::vector<Sums> updates;       // by device: what the sums before it give
+  Position position;
+  By<Resource, Progress> progress;
+  std::vector<Position> reaching;  // earlier ones for which something from here on waits, but for sums
+  By<Device, Sums> updates;        // what the sums before it give
 };
 
 struct Stretch {
-  struct Resource {
-    int64_t free, left;  // when it is free, and what it has still to serve
+  struct Load {
+    int64_t free, left;  // when a resource is free, and what it has still to serve
   };
 
   explicit Stretch(TaskPool& pool) : calendar(pool) {}
 
   Half half = Half::both;
-  int32_t begin = 0, end = 0;  // which positions of the accepted order it replaces
+  Position begin, end;  // what of the accepted order it replaces
   Calendar calendar;
-  std::vector<Resource> resources;
-  std::vector<int64_t> whole;           // by resource: what it has to serve from the start of the timeline on
-  std::vector<int32_t> order;           // the slots that it served
+  By<Resource, Load> resources;
+  By<Resource, int64_t> whole;          // what each has to serve from the start of the timeline on
+  std::vector<Slot> order;              // what it served
   std::vector<Checkpoint> checkpoints;  // at positions in `order`
   int64_t latest = 0;                   // end so far
   int64_t least = 0;                    // a lower bound of the end, with what surely follows
   int64_t given = 0;                    // the latest end from before `begin` that something waits for, but for sums
   size_t next_checkpoint = 0;
-  int32_t stop = -1;  // the slot that ends it, where one does
+  Slot stop = none;  // the task that ends it, where one does
   bool done = false;
 };
 

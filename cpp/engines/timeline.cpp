@@ -9,7 +9,7 @@ namespace soapstone {
 namespace {
 
 // Serves a row's holds, and says when the first of them starts.
-int64_t start_holds(const TaskRow& row, int64_t ready, std::vector<int64_t>& free, int64_t* hold_start) {
+int64_t start_holds(const TaskRow& row, int64_t ready, By<Resource, int64_t>& free, int64_t* hold_start) {
   int64_t start = row.holds.empty() ? ready : INT64_MAX;
   for (const auto& [resource, duration] : row.holds) {
     *hold_start = std::max(ready, free[resource]);
@@ -23,7 +23,7 @@ int64_t start_holds(const TaskRow& row, int64_t ready, std::vector<int64_t>& fre
 
 Timeline timeline_of(Listing& listing) {
   TaskGraph& graph = listing.graph();
-  std::vector<int64_t> free(graph.machine.topology.num_resources());
+  By<Resource, int64_t> free(graph.machine.topology.num_resources());
   Bounds bounds;
   bounds.hold(graph, nullptr, 0, {free, free}, INT64_MAX);
   Engine engine(graph);
@@ -36,7 +36,7 @@ Timeline timeline_of(Listing& listing) {
   for (size_t row = 0; row < num_rows; ++row) first_hold[row + 1] = first_hold[row] + listing.tasks[row].holds.size();
   timeline.hold_start.resize(first_hold.back());
   timeline.order.reserve(num_rows);
-  engine.each([&](int32_t slot, int64_t ready, int64_t end) {
+  engine.each([&](Slot slot, int64_t ready, int64_t end) {
     const int32_t row = listing.row_of(slot);
     timeline.order.push_back(row);
     timeline.ready[row] = ready;

@@ -10,23 +10,23 @@ namespace {
 template <typename Visit>
 void each_slot(const std::vector<SlotRun>& runs, Visit visit) {
   for (const auto& run : runs)
-    for (const int32_t slot : run.slots()) visit(slot);
+    for (const Slot slot : run.slots()) visit(slot);
 }
 
 }  // namespace
 
 bool Touch::has_halves() const {
-  return accepted_.loss() >= 0 && graph_.loss.separates() && accepted_.slot(accepted_.loss()) == graph_.loss.task();
+  return accepted_.loss() != none && graph_.loss.separates() && accepted_.slot(accepted_.loss()) == graph_.loss.task();
 }
 
 int64_t Touch::first_input() {
   int64_t first = INT64_MAX;
-  for (const int32_t op : graph_.changes().ops) {
-    for (const int32_t slot : graph_.ops.before(op).forward) first = std::min(first, accepted_.ready(slot));
+  for (const OpIndex op : graph_.changes().ops) {
+    for (const Slot slot : graph_.ops.before(op).forward) first = std::min(first, accepted_.ready(slot));
     bool all_wait = false;  // some input is read by every part
     for (const auto& [tensor, reader] : graph_.reads[op]) {
       all_wait |= graph_.between(tensor, reader).all_reached;
-      const int32_t producer = graph_.graph.tensors[tensor].producer;
+      const OpIndex producer = graph_.graph.tensors[tensor].producer;
       if (!graph_.is_changing(producer)) first = std::min(first, first_arrival(producer));
     }
     if (!all_wait) return 0;
@@ -34,11 +34,11 @@ int64_t Touch::first_input() {
   return first == INT64_MAX ? 0 : first;
 }
 
-int64_t Touch::first_arrival(int32_t op) const {
+int64_t Touch::first_arrival(OpIndex op) const {
   const auto& state = graph_.ops[op];
   int64_t first = INT64_MAX;
-  for (int32_t part = 0; part < state.layout->num_parts; ++part)
-    if (const int32_t slot = state.block->arrival(*state.layout, part); slot >= 0)
+  for (const Part part : state.layout->parts())
+    if (const Slot slot = state.block->arrival(*state.layout, part); slot != none)
       first = std::min(first, accepted_.end(slot));
   return first;
 }
@@ -47,18 +47,18 @@ int64_t Touch::first_arrival(int32_t op) const {
 // maker gets other messages, or for the gradient of a parameter that is summed otherwise, or it is an update.
 int64_t Touch::first_return() const {
   int64_t first = INT64_MAX;
-  const auto see = [&](int32_t op) {
+  const auto see = [&](OpIndex op) {
     if (!graph_.graph.ops[op].backward) return;
-    for (const int32_t slot : graph_.ops.before(op).backward)
+    for (const Slot slot : graph_.ops.before(op).backward)
       first = std::min(first, graph_.is_changing(op) ? accepted_.ready(slot) : accepted_.end(slot));
   };
   for (const int32_t tensor : graph_.changes().tensors)
     for (const auto& output : graph_.graph.ops[graph_.graph.tensors[tensor].producer].outputs)
       for (const auto& [op, input] : graph_.graph.tensors[output.tensor].readers) see(op);
   for (const int32_t group : graph_.changes().groups)
-    for (const int32_t op : graph_.syncs.groups()[group].ops) see(op);
-  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
-    if (const int32_t slot = graph_.updates.slot_of(device); accepted_.has(slot) && graph_.updates.is_changing(device))
+    for (const OpIndex op : graph_.syncs.groups()[group].ops) see(op);
+  for (const Device device : graph_.machine.topology.devices())
+    if (const Slot slot = graph_.updates.slot_of(device); accepted_.has(slot) && graph_.updates.is_changing(device))
       first = std::min(first, accepted_.ready(slot));
   return std::min(first, first_update());
 }
@@ -66,24 +66,24 @@ int64_t Touch::first_return() const {
 // An update that loses gradients may be ready earlier than it was, but not before some sum that stays: the first such
 // that is found from the end.
 int64_t Touch::first_update() const {
-  std::vector<bool> loses(graph_.machine.topology.num_devices());
-  std::vector<int32_t> gone;
+  By<Device, bool> loses(graph_.machine.topology.num_devices());
+  std::vector<Slot> gone;
   for (const int32_t group : graph_.changes().groups) {
     if (!graph_.syncs.groups()[group].grad) continue;
     const SyncBlock& old = graph_.syncs.before(group);
     for (const auto& pieces : old.pieces)
       for (const auto& piece : *pieces)
-        for (const int32_t device : piece.holders) loses[device] = true;
+        for (const Device device : piece.holders) loses[device] = true;
     for (const auto& bucket : old.tasks->buckets) gone.push_back(bucket.slot);
   }
   auto num_open = std::count(loses.begin(), loses.end(), true);
   int64_t first = INT64_MAX;
-  for (int32_t i = accepted_.size(); num_open > 0 && i-- > accepted_.loss();) {
-    const int32_t slot = accepted_.slot(i);
+  for (Position i = accepted_.past(); num_open > 0 && i-- > accepted_.loss();) {
+    const Slot slot = accepted_.slot(i);
     const Task& task = graph_.pool.tasks[slot];
     if (phase_of(task.key) != sync_phase || std::find(gone.begin(), gone.end(), slot) != gone.end()) continue;
-    for (const int32_t update : std::span(task.next, task.num_next)) {
-      const int32_t device = graph_.updates.device_of(update);
+    for (const Slot update : std::span(task.next, task.num_next)) {
+      const Device device = graph_.updates.device_of(update);
       if (!loses[device]) continue;
       loses[device] = false;
       --num_open;
@@ -103,11 +103,11 @@ void Touch::find_idle(int64_t first, Idle& idle) {
     return (work > served ? std::max(progress.free, change) : progress.free) - served;
   };
   accepted_.progress_at(std::min(accepted_.position_at(first), accepted_.loss()), progress_);
-  for (size_t i = 0; i < idle.before.size(); ++i)
+  for (const Resource i : idle.before.indices())
     idle.before[i] = stood(progress_[i], first, progress_[i].served, totals.before[i]);
   const int64_t back = std::min(first_return(), accepted_.makespan());
   accepted_.progress_at(std::max(accepted_.position_at(back), accepted_.loss() + 1), progress_);
-  for (size_t i = 0; i < idle.after.size(); ++i) {
+  for (const Resource i : idle.after.indices()) {
     const int64_t served = progress_[i].served - graph_.totals_before().before[i];
     const int64_t idled = stood(progress_[i], back, served, totals.after[i]) - accepted_.loss_end();
     idle.after[i] = std::max<int64_t>(idled, 0);
@@ -118,36 +118,36 @@ bool Touch::waits_for_nothing() const {
   for (const int32_t group : graph_.changes().groups)
     for (const auto& bucket : graph_.syncs[group]->tasks->buckets)
       if (graph_.pool.waiting[bucket.slot] == 0) return true;
-  for (int32_t device = 0; device < graph_.machine.topology.num_devices(); ++device)
+  for (const Device device : graph_.machine.topology.devices())
     if (graph_.updates.is_there(device) && graph_.pool.waiting[graph_.updates.slot_of(device)] == 0) return true;
   return false;
 }
 
 // The first of the new tasks waits for accepted ones alone, and for all of them.
-int64_t Touch::first_change(int32_t position) {
+int64_t Touch::first_change(Position position) {
   int64_t first = INT64_MAX;
-  const auto is_after = [&](int32_t slot) { return accepted_.position(slot) > position; };
+  const auto is_after = [&](Slot slot) { return accepted_.position(slot) > position; };
   known_.resize(graph_.pool.tasks.size());
-  const auto note = [&](int32_t slot) {
+  const auto note = [&](Slot slot) {
     if (is_after(slot)) first = std::min(first, accepted_.ready(slot));
   };
   each_slot(graph_.changes().gone, note);
   each_slot(graph_.changes().retimed, note);
-  each_slot(graph_.changes().fresh, [&](int32_t slot) { known_[slot] = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
-  each_slot(graph_.changes().rewired, [&](int32_t slot) {
+  each_slot(graph_.changes().fresh, [&](Slot slot) { known_[slot] = graph_.pool.waiting[slot] == 0 ? 0 : -1; });
+  each_slot(graph_.changes().rewired, [&](Slot slot) {
     if (!is_after(slot)) return;
     const Task& task = graph_.pool.tasks[slot];
-    for (const int32_t next : std::span(task.next, task.num_next)) {
+    for (const Slot next : std::span(task.next, task.num_next)) {
       if (!accepted_.has(next))
         known_[next] = std::max(known_[next], accepted_.end(slot));
       else if (is_after(next) && accepted_.ready(next) < accepted_.end(slot))
         first = std::min(first, accepted_.ready(next));
     }
   });
-  each_slot(graph_.changes().fresh, [&](int32_t slot) {
+  each_slot(graph_.changes().fresh, [&](Slot slot) {
     if (known_[slot] >= 0) first = std::min(first, known_[slot]);
     const Task& task = graph_.pool.tasks[slot];
-    for (const int32_t next : std::span(task.next, task.num_next))
+    for (const Slot next : std::span(task.next, task.num_next))
       if (is_after(next)) first = std::min(first, accepted_.ready(next));
   });
   return first;

@@ -17,9 +17,9 @@ class Touch {
 
   // Once the change is linked. Nothing after a position of the accepted order that the change adds, removes or moves is
   // ready before this, as long as all before the position ends when it did.
-  int64_t first_change(int32_t position);
+  int64_t first_change(Position position);
   // The earliest end of any of an op's outputs.
-  int64_t first_arrival(int32_t op) const;
+  int64_t first_arrival(OpIndex op) const;
   // Whether a gradient sum or an update has lost all that it waited for.
   bool waits_for_nothing() const;
   // Whether the loss parts the tasks as it did before.
@@ -31,8 +31,8 @@ class Touch {
 
   TaskGraph& graph_;
   const Accepted& accepted_;
-  std::vector<int64_t> known_;      // by slot: when a new task is ready, as far as accepted tasks tell
-  std::vector<Progress> progress_;  // at a moment of the accepted play
+  By<Slot, int64_t> known_;          // when a new task is ready, as far as accepted tasks tell
+  By<Resource, Progress> progress_;  // at a moment of the accepted play
 };
 
 }  // namespace soapstone

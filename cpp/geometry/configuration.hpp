@@ -5,22 +5,26 @@
 #include <span>
 #include <vector>
 
+#include "support/index.hpp"
+
 namespace soapstone {
 
 using Degrees = std::vector<int32_t>;
 
 struct Configuration {
   Degrees degrees;
-  std::vector<int32_t> devices;  // by part
+  By<Part, Device> devices;
 
   bool operator==(const Configuration&) const = default;
 };
 
+using Strategy = By<OpIndex, Configuration>;
+
 // The devices of some parts, increasing, each once.
-std::vector<int32_t> devices_of(const Configuration&, std::span<const int32_t> parts);
+std::vector<Device> devices_of(const Configuration&, std::span<const Part> parts);
 
 // The part that gives an output part to a device: the device's own copy, else the first. Each output part is made by
 // `copies` parts in a row.
-int32_t giver_of(const Configuration&, int32_t output_part, int32_t copies, int32_t device);
+Part giver_of(const Configuration&, OutputPart output, int32_t copies, Device device);
 
 }  // namespace soapstone

@@ -8,7 +8,7 @@ namespace soapstone {
 
 struct Extents {
   std::vector<std::vector<int64_t>> distinct;  // one size a dim
-  std::vector<int32_t> of_part;                // which of them each part has
+  By<Part, int32_t> of_part;                   // which of them each has
 };
 
 Extents extents_of(const Op&, const Degrees&);

@@ -76,6 +76,7 @@ int64_t group_index(const Op& op, const Degrees& degrees, int64_t part) {
 }
 
 // Collects the boxes of one operand, part after part.
+template <typename P>
 class Sharing {
  public:
   Sharing(const Factoring& own, const Tensor& tensor)
@@ -89,14 +90,13 @@ class Sharing {
     share_.of_part.push_back(at->second);
   }
 
-  Share finish() {
+  Share<P> finish() {
     share_.begin.assign(share_.boxes.size() + 1, 0);
     for (const int32_t box : share_.of_part) ++share_.begin[box + 1];
     for (size_t i = 1; i < share_.begin.size(); ++i) share_.begin[i] += share_.begin[i - 1];
     share_.parts.resize(share_.of_part.size());
     auto at = share_.begin;
-    for (size_t part = 0; part < share_.of_part.size(); ++part)
-      share_.parts[at[share_.of_part[part]]++] = static_cast<int32_t>(part);
+    for (const P part : share_.of_part.indices()) share_.parts[at[share_.of_part[part]]++] = part;
     share_.disjoint = is_parameter_ && are_disjoint();
     share_.in_order = is_parameter_ && are_in_order();
     return std::move(share_);
@@ -127,13 +127,14 @@ class Sharing {
   const Factoring& own_;
   const Factoring& tensor_;
   bool is_parameter_;
-  Share share_;
+  Share<P> share_;
   std::map<std::vector<int64_t>, int32_t> index_;  // by the ends of a box
   std::vector<int64_t> ends_;
 };
 
-std::vector<Sharing> sharings(const Graph& graph, const Op& op, const std::vector<Operand>& operands) {
-  std::vector<Sharing> result;
+template <typename P>
+std::vector<Sharing<P>> sharings(const Graph& graph, const Op& op, const std::vector<Operand>& operands) {
+  std::vector<Sharing<P>> result;
   for (const auto& [tensor, value] : operands) result.emplace_back(op.values[value], graph.tensors[tensor]);
   return result;
 }
@@ -159,7 +160,7 @@ void add_memory(const Op& op, const Regions& regions, int64_t share, int64_t who
 }
 
 // The first part of a group speaks for all; a gather carries what each of them has.
-void add_to_group(const Op& op, const Regions& regions, int32_t part, Layout& layout) {
+void add_to_group(const Op& op, const Regions& regions, Part part, Layout& layout) {
   const auto group = static_cast<size_t>(layout.group_of[part]);
   if (group == layout.groups.size()) {
     int64_t bytes = op.combine.item_size * op.combine.factor;
@@ -174,19 +175,20 @@ Layout lay_out(const Graph& graph, const Op& op, const Degrees& degrees) {
   Layout layout;
   layout.degrees = degrees;
   count_parts(op, layout);
-  auto inputs = sharings(graph, op, op.inputs), outputs = sharings(graph, op, op.outputs);
+  auto inputs = sharings<Part>(graph, op, op.inputs);
+  auto outputs = sharings<OutputPart>(graph, op, op.outputs);
   layout.extents = extents_of(op, degrees);
   int64_t whole = 1;
   for (const auto& dim : op.dims) whole *= dim.size;
   RegionFinder finder(op);
-  for (int32_t part = 0; part < layout.num_parts; ++part) {
-    const Box box = op_box(op, degrees, part);
+  for (const Part part : layout.parts()) {
+    const Box box = op_box(op, degrees, part.value);
     const Regions& regions = finder.of(box);
-    layout.group_of.push_back(static_cast<int32_t>(group_index(op, degrees, part)));
+    layout.group_of.push_back(static_cast<int32_t>(group_index(op, degrees, part.value)));
     if (layout.combines) add_to_group(op, regions, part, layout);
     add_memory(op, regions, volume(box), whole, layout);
     for (size_t i = 0; i < op.inputs.size(); ++i) inputs[i].add(regions.values[op.inputs[i].value]);
-    if (part % layout.copies == 0)
+    if (part == layout.first_copy(layout.output_of(part)))
       for (size_t i = 0; i < op.outputs.size(); ++i) outputs[i].add(regions.values[op.outputs[i].value]);
   }
   if (op.combine.gather)
@@ -215,7 +217,8 @@ void meet(const std::vector<Box>& made, const std::vector<Box>& read, int32_t in
   result.hulls.insert(result.hulls.end(), shared.begin(), shared.end());
 }
 
-size_t bytes_of(const Share& share) {
+template <typename P>
+size_t bytes_of(const Share<P>& share) {
   size_t total = (share.of_part.size() + share.begin.size() + share.parts.size()) * sizeof(int32_t);
   for (const auto& boxes : share.boxes)
     for (const auto& box : boxes) total += sizeof(Box) + box.size() * sizeof(Interval);
@@ -224,8 +227,8 @@ size_t bytes_of(const Share& share) {
 
 size_t bytes_of(const Layout& layout) {
   size_t total = sizeof(Layout) + static_cast<size_t>(layout.num_parts) * 40;
-  for (const auto* shares : {&layout.inputs, &layout.outputs})
-    for (const auto& share : *shares) total += bytes_of(share);
+  for (const auto& share : layout.inputs) total += bytes_of(share);
+  for (const auto& share : layout.outputs) total += bytes_of(share);
   return total;
 }
 
@@ -245,7 +248,7 @@ Layouts::Layouts(const Graph& graph) : graph_(graph) {
   for (const auto& tensor : graph.tensors) recent_.emplace_back(tensor.readers.size());
 }
 
-std::shared_ptr<const Layout> Layouts::of(int32_t op, const Degrees& degrees) {
+std::shared_ptr<const Layout> Layouts::of(OpIndex op, const Degrees& degrees) {
   auto& known = layouts_[class_of_[op]][degrees];
   if (!known) {
     auto layout = std::make_shared<Layout>(lay_out(graph_, graph_.ops[op], degrees));

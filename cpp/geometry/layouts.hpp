@@ -12,18 +12,18 @@
 
 namespace soapstone {
 
-// The boxes of one operand, over its tensor's dims: the distinct ones, and who has them.
+// The boxes of one operand, over its tensor's dims: the distinct ones, and which parts, or output parts, have them.
+template <typename P>
 struct Share {
   std::vector<std::vector<Box>> boxes;  // distinct; a region is several boxes where dims do not meet
-  std::vector<int32_t> of_part;         // which of them a part has
-  std::vector<int32_t> begin, parts;    // boxes[i] is had by parts[begin[i]] up to parts[begin[i + 1]]
-  bool disjoint = false;                // of a parameter: no two regions share an element,
-  bool in_order = false;                // and each is one box, in the order of their first elements
-  std::vector<int32_t> regions;         // likewise: by boxes[i], a number that the same boxes of it have; -1: none
+  By<P, int32_t> of_part;               // which of them each has
+  std::vector<int32_t> begin;           // boxes[i] is had by parts[begin[i]] up to parts[begin[i + 1]]
+  std::vector<P> parts;
+  bool disjoint = false;         // of a parameter: no two regions share an element,
+  bool in_order = false;         // and each is one box, in the order of their first elements
+  std::vector<int32_t> regions;  // likewise: by boxes[i], a number that the same boxes of it have; -1: none
 
-  std::span<const int32_t> parts_of(size_t box) const {
-    return {parts.data() + begin[box], parts.data() + begin[box + 1]};
-  }
+  std::span<const P> parts_of(size_t box) const { return {parts.data() + begin[box], parts.data() + begin[box + 1]}; }
 };
 
 struct Layout {
@@ -31,12 +31,19 @@ struct Layout {
   Degrees degrees;
   int32_t num_parts = 1, num_output_parts = 1, copies = 1;  // copies: parts that share one output part
   bool combines = false;
-  std::vector<int32_t> group_of;             // by part
-  std::vector<std::vector<int32_t>> groups;  // the parts that combine; none where the op does not
-  std::vector<int64_t> combine_bytes;        // by group
-  std::vector<Share> inputs, outputs;        // an output's are by output part
+  By<Part, int32_t> group_of;
+  std::vector<std::vector<Part>> groups;  // the parts that combine; none where the op does not
+  std::vector<int64_t> combine_bytes;     // by group
+  std::vector<Share<Part>> inputs;
+  std::vector<Share<OutputPart>> outputs;
   Extents extents;
-  std::vector<int64_t> saved, made, working;  // bytes by part: what stays for backward, is put out, is held at work
+  By<Part, int64_t> saved, made, working;  // bytes: what stays for backward, is put out, is held at work
+
+  auto parts() const { return range<Part>(num_parts); }
+  auto output_parts() const { return range<OutputPart>(num_output_parts); }
+  // Each output part is made by `copies` parts in a row.
+  OutputPart output_of(Part part) const { return OutputPart(part.value / copies); }
+  Part first_copy(OutputPart output) const { return Part(output.value * copies); }
 };
 
 // What one op makes of a tensor against what another reads of it.
@@ -54,7 +61,7 @@ class Layouts {
  public:
   explicit Layouts(const Graph&);
 
-  std::shared_ptr<const Layout> of(int32_t op, const Degrees&);
+  std::shared_ptr<const Layout> of(OpIndex op, const Degrees&);
 
   // `reader` is an index in the tensor's readers. Valid until the next call of `forget`.
   const Overlaps& between(int32_t tensor, int32_t reader, const Layout& made, const Layout& read);
@@ -75,7 +82,7 @@ class Layouts {
   };
 
   const Graph& graph_;
-  std::vector<int32_t> class_of_;                                          // by op
+  By<OpIndex, int32_t> class_of_;
   std::vector<std::map<Degrees, std::shared_ptr<const Layout>>> layouts_;  // by class
   std::unordered_map<std::pair<uint64_t, uint64_t>, std::unique_ptr<const Overlaps>, PairHash> overlaps_;
   struct Recent {

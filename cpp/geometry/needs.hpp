@@ -6,9 +6,10 @@
 namespace soapstone {
 
 struct Need {
-  int32_t maker, source;       // the part that has it and that part's device, the reader's own where it has a copy
-  int32_t device;              // of the readers
-  std::vector<int32_t> parts;  // of the reader
+  Part maker;               // that has it
+  Device source;            // that part's, the reader's own where it has a copy
+  Device device;            // of the readers
+  std::vector<Part> parts;  // of the reader
   Box hull;
 };
 

@@ -147,22 +147,22 @@ int32_t Graph::add_tensor(Source source, int64_t item_size, bool grad, const Fac
   return static_cast<int32_t>(tensors.size()) - 1;
 }
 
-int32_t Graph::add_op(Op op) {
+OpIndex Graph::add_op(Op op) {
   check_op(op, tensors.size());
   for (const auto* operands : {&op.inputs, &op.outputs})
     for (const auto& [tensor, value] : *operands)
       require_alike(tensors[tensor].factoring, op.values[value], "a value does not fit its tensor");
   for (const auto& input : op.inputs)
-    require(tensors[input.tensor].source != Source::op || tensors[input.tensor].producer >= 0,
+    require(tensors[input.tensor].source != Source::op || tensors[input.tensor].producer != none,
             "an op reads a tensor before it is made");
   for (auto& step : op.steps) {
     step.factorings.clear();
     for (const auto& axes : step.reads) step.factorings.push_back(factoring_of(axes));
   }
-  const auto index = static_cast<int32_t>(ops.size());
+  const OpIndex index = ops.end_index();
   for (size_t i = 0; i < op.outputs.size(); ++i) {
     auto& tensor = tensors[op.outputs[i].tensor];
-    require(tensor.source == Source::op && tensor.producer < 0, "a tensor is made twice, or is not an op's");
+    require(tensor.source == Source::op && tensor.producer == none, "a tensor is made twice, or is not an op's");
     tensor.producer = index;
     tensor.output = static_cast<int32_t>(i);
     tensor.factoring = refine(op.values[op.outputs[i].value], op.values[op.outputs[i].value]);

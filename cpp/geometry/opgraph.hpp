@@ -3,6 +3,7 @@
 #pragma once
 
 #include "geometry/boxes.hpp"
+#include "support/index.hpp"
 
 namespace soapstone {
 
@@ -65,8 +66,9 @@ struct Tensor {
   int64_t item_size = 4;
   bool grad = false;
   Factoring factoring;  // the common refinement of what writes and reads it
-  int32_t producer = -1, output = 0;
-  std::vector<std::pair<int32_t, int32_t>> readers;  // op, index in its inputs
+  OpIndex producer = none;
+  int32_t output = 0;
+  std::vector<std::pair<OpIndex, int32_t>> readers;  // with an index in its inputs
 };
 
 // The boxes of one part: every step's dims, what it needs of each input, and every value.
@@ -78,10 +80,10 @@ struct Regions {
 
 struct Graph {
   std::vector<Tensor> tensors;
-  std::vector<Op> ops;
+  By<OpIndex, Op> ops;
 
   int32_t add_tensor(Source source, int64_t item_size, bool grad, const Factoring& axes);
-  int32_t add_op(Op op);
+  OpIndex add_op(Op op);
 };
 
 Box op_box(const Op&, const std::vector<int32_t>& degrees, int64_t part);

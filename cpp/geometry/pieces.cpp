@@ -9,7 +9,7 @@ namespace soapstone {
 
 namespace {
 
-using Holders = std::vector<int32_t>;
+using Holders = std::vector<Device>;
 
 bool joins(const Box& a, const Box& b, size_t dim) {
   for (size_t i = 0; i < a.size(); ++i)

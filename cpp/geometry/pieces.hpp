@@ -2,21 +2,22 @@
 #pragma once
 
 #include "geometry/boxes.hpp"
+#include "support/index.hpp"
 
 namespace soapstone {
 
 // The same boxes, read by some parts that run on some devices.
 struct Reading {
   const std::vector<Box>* boxes;
-  std::vector<std::pair<int32_t, int32_t>> parts;  // whatever names them
-  std::vector<int32_t> devices;                    // increasing
+  std::vector<std::pair<int32_t, Part>> parts;  // with whatever names their op
+  std::vector<Device> devices;                  // increasing
 };
 
 struct Piece {
-  std::vector<int32_t> holders;  // increasing
-  std::vector<Box> boxes;        // disjoint, in the parameter's factoring
+  std::vector<Device> holders;  // increasing
+  std::vector<Box> boxes;       // disjoint, in the parameter's factoring
   int64_t elements = 0;
-  std::vector<std::pair<int32_t, int32_t>> parts;  // that read any of it
+  std::vector<std::pair<int32_t, Part>> parts;  // that read any of it
 };
 
 // Ordered by each piece's first element. No two readings have the same boxes.

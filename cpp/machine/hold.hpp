@@ -3,10 +3,16 @@
 
 #include <cstdint>
 
+#include "support/index.hpp"
+
 namespace soapstone {
 
+// Every device is a resource of the same number, and the first resources are devices.
+constexpr Resource resource_of(Device device) { return Resource(device.value); }
+constexpr Device device_of(Resource resource) { return Device(resource.value); }
+
 struct Hold {
-  int32_t resource;
+  Resource resource;
   int64_t duration;  // ns
 };
 

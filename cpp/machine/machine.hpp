@@ -6,13 +6,13 @@
 namespace soapstone {
 
 struct Machine {
-  Topology topology;                          // its own, since a topology serves one thread
-  std::vector<int32_t> kinds;                 // by device
-  std::vector<double> update_ns_per_element;  // by device
+  Topology topology;  // its own, since a topology serves one thread
+  By<Device, int32_t> kinds;
+  By<Device, double> update_ns_per_element;
   int64_t update_overhead = 0, bucket_bytes = 0;
 
   // Nanoseconds that a device takes to update so many elements; none for none.
-  int64_t update_time(int32_t device, int64_t elements) const;
+  int64_t update_time(Device device, int64_t elements) const;
 };
 
 }  // namespace soapstone

@@ -15,18 +15,18 @@ struct PartTimes {
 class Times {
  public:
   // `alike` names, by op, the op that it shares its times with: itself, or one with the same dims.
-  Times(const Graph& graph, std::vector<int32_t> alike);
+  Times(const Graph& graph, By<OpIndex, OpIndex> alike);
 
   // One for each of the distinct extents, in their order.
-  void set(int32_t op, const Degrees&, int32_t kind, std::vector<PartTimes> times);
-  bool has(int32_t op, const Degrees&, int32_t kind) const;
-  const std::vector<PartTimes>& of(int32_t op, const Degrees&, int32_t kind) const;
-  Extents extents(int32_t op, const Degrees& degrees) const { return extents_of(graph_.ops.at(op), degrees); }
+  void set(OpIndex op, const Degrees&, int32_t kind, std::vector<PartTimes> times);
+  bool has(OpIndex op, const Degrees&, int32_t kind) const;
+  const std::vector<PartTimes>& of(OpIndex op, const Degrees&, int32_t kind) const;
+  Extents extents(OpIndex op, const Degrees& degrees) const { return extents_of(graph_.ops.at(op), degrees); }
 
  private:
   const Graph& graph_;
-  std::vector<int32_t> alike_;
-  std::vector<std::map<std::pair<Degrees, int32_t>, std::vector<PartTimes>>> known_;  // by op that others share
+  By<OpIndex, OpIndex> alike_;
+  By<OpIndex, std::map<std::pair<Degrees, int32_t>, std::vector<PartTimes>>> known_;  // of ops that others share
 };
 
 }  // namespace soapstone

@@ -42,7 +42,7 @@ int64_t at_least_one(int64_t latency, int64_t longest) { return longest + latenc
 
 }  // namespace
 
-Topology::Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_t> node_of_device,
+Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device,
                    std::vector<Link> links)
     : num_devices_(num_devices), node_of_device_(std::move(node_of_device)), links_(std::move(links)) {
   if (num_devices < 1 || num_switches < 0) throw std::invalid_argument("a topology has at least one device");
@@ -58,10 +58,10 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_
     link.bandwidth = std::round(link.bandwidth);
     link.summing = std::round(link.summing);
     const int64_t weight = link.latency + hold_time(link, routing_bytes);
-    edges_[link.source].push_back({link.target, num_resources(), weight});
+    edges_[link.source].push_back({link.target, Resource(num_resources()), weight});
     link_of_resource_.push_back(static_cast<int32_t>(i));
     if (link.duplex) link_of_resource_.push_back(static_cast<int32_t>(i));
-    edges_[link.target].push_back({link.source, num_resources() - 1, weight});
+    edges_[link.target].push_back({link.source, Resource(num_resources() - 1), weight});
   }
   check_connected();
   std::map<std::tuple<double, double, int64_t, int64_t, bool>, int32_t> kinds;
@@ -87,8 +87,8 @@ void Topology::check_link(const Link& link, int32_t num_vertices) const {
   }
 }
 
-void Topology::check_device(int32_t device) const {
-  if (device < 0 || device >= num_devices_) throw std::invalid_argument("no device " + std::to_string(device));
+void Topology::check_device(Device device) const {
+  if (!device.is_below(num_devices_)) throw std::invalid_argument("no device " + std::to_string(device.value));
 }
 
 void Topology::check_connected() const {
@@ -109,13 +109,13 @@ void Topology::check_connected() const {
 }
 
 // Dijkstra; equal times go to the fewest hops, then to the smallest vertex before, then to the first link.
-std::vector<Topology::Step> Topology::least_paths(int32_t source) const {
+std::vector<Topology::Step> Topology::least_paths(Device source) const {
   using Visit = std::tuple<int64_t, int32_t, int32_t>;  // time, hops, vertex
   const auto rank = [](const Step& step) { return std::tuple(step.time, step.hops, step.vertex, step.resource); };
-  std::vector<Step> steps(edges_.size(), Step{INT64_MAX, 0, -1, -1});
+  std::vector<Step> steps(edges_.size(), Step{INT64_MAX, 0, -1, none});
   std::priority_queue<Visit, std::vector<Visit>, std::greater<>> queue;
-  steps[source] = {0, 0, -1, -1};
-  queue.emplace(0, 0, source);
+  steps[source.value] = {0, 0, -1, none};
+  queue.emplace(0, 0, source.value);
   while (!queue.empty()) {
     const auto [time, hops, vertex] = queue.top();
     queue.pop();
@@ -131,38 +131,39 @@ std::vector<Topology::Step> Topology::least_paths(int32_t source) const {
   return steps;
 }
 
-Topology::Routes Topology::find_routes(int32_t source) const {
+Topology::Routes Topology::find_routes(Device source) const {
   const std::vector<Step> steps = least_paths(source);
   Routes routes;
   std::vector<int32_t> kinds;
   routes.to.reserve(num_devices_);
-  for (int32_t device = 0; device < num_devices_; ++device) {
+  for (const Device device : devices()) {
     const auto begin = static_cast<int32_t>(routes.resources.size());
-    for (int32_t vertex = device; vertex != source; vertex = steps[vertex].vertex) {
+    for (int32_t vertex = device.value; vertex != source.value; vertex = steps[vertex].vertex) {
       routes.resources.push_back(steps[vertex].resource);
     }
     std::reverse(routes.resources.begin() + begin, routes.resources.end());
     const int32_t shape = shape_of({routes.resources.begin() + begin, routes.resources.end()}, kinds);
-    if (!shapes_[shape].overlap) routes.resources.insert(routes.resources.end(), {source, device});
+    if (!shapes_[shape].overlap)
+      routes.resources.insert(routes.resources.end(), {resource_of(source), resource_of(device)});
     routes.to.push_back({begin, shape});
   }
   return routes;
 }
 
-int32_t Topology::shape_of(std::span<const int32_t> resources, std::vector<int32_t>& kinds) const {
+int32_t Topology::shape_of(std::span<const Resource> resources, std::vector<int32_t>& kinds) const {
   kinds.clear();
-  for (const int32_t resource : resources) kinds.push_back(kind_of_link_[link_of_resource_[resource - num_devices_]]);
+  for (const Resource resource : resources) kinds.push_back(kind_of_link_[link_index(resource)]);
   if (const auto at = shape_index_.find(kinds); at != shape_index_.end()) return at->second;
   Shape& shape = shapes_.emplace_back();
-  for (const int32_t resource : resources) {
-    shape.links.push_back(link_of_resource_[resource - num_devices_]);
+  for (const Resource resource : resources) {
+    shape.links.push_back(link_index(resource));
     shape.latency += link(resource).latency;
     shape.overlap &= link(resource).overlap;
   }
   return shape_index_[kinds] = static_cast<int32_t>(shapes_.size()) - 1;
 }
 
-std::vector<int32_t> Topology::route(int32_t from, int32_t to) const {
+std::vector<Resource> Topology::route(Device from, Device to) const {
   check_device(from);
   check_device(to);
   const Routes& routes = routes_from(from);
@@ -192,7 +193,7 @@ void Topology::measure(const Shape& shape, int64_t bytes, Size& size) const {
   size.bytes = bytes;
 }
 
-int64_t Topology::transfer(int32_t from, int32_t to, int64_t bytes, std::vector<Hold>& holds) const {
+int64_t Topology::transfer(Device from, Device to, int64_t bytes, std::vector<Hold>& holds) const {
   check_device(from);
   check_device(to);
   check_bytes(bytes);
@@ -201,9 +202,9 @@ int64_t Topology::transfer(int32_t from, int32_t to, int64_t bytes, std::vector<
   return size.latency;
 }
 
-int64_t Topology::all_reduce(std::span<const int32_t> devices, int64_t bytes, std::vector<Hold>& holds) const {
+int64_t Topology::all_reduce(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const {
   check_bytes(bytes);
-  const std::vector<int32_t> order = ring_order(devices);
+  const std::vector<Device> order = ring_order(devices);
   const auto num_devices = static_cast<int64_t>(order.size());
   if (num_devices == 1) return 1;
   const Patterns& patterns = patterns_of(order);
@@ -213,32 +214,32 @@ int64_t Topology::all_reduce(std::span<const int32_t> devices, int64_t bytes, st
   const Pattern& pattern = prefer_tree ? patterns.tree : patterns.ring;
   for (const auto& [resource, alike] : pattern.holds) holds.push_back({resource, chosen.durations[alike]});
   if (!pattern.overlap) {
-    for (const int32_t device : order) holds.push_back({device, chosen.longest});
+    for (const Device device : order) holds.push_back({resource_of(device), chosen.longest});
   }
   return at_least_one(chosen.latency, chosen.longest);
 }
 
 // Node by node, so that a ring enters and leaves each node once.
-std::vector<int32_t> Topology::ring_order(std::span<const int32_t> devices) const {
+std::vector<Device> Topology::ring_order(std::span<const Device> devices) const {
   if (devices.empty()) throw std::invalid_argument("an all-reduce needs at least one device");
-  for (const int32_t device : devices) check_device(device);
-  std::vector<int32_t> order(devices.begin(), devices.end());
+  for (const Device device : devices) check_device(device);
+  std::vector<Device> order(devices.begin(), devices.end());
   std::sort(order.begin(), order.end(),
-            [&](int32_t a, int32_t b) { return std::tie(node_of_device_[a], a) < std::tie(node_of_device_[b], b); });
+            [&](Device a, Device b) { return std::tie(node_of_device_[a], a) < std::tie(node_of_device_[b], b); });
   if (std::adjacent_find(order.begin(), order.end()) != order.end()) {
     throw std::invalid_argument("an all-reduce names a device twice");
   }
   return order;
 }
 
-void Topology::cross(int32_t from, int32_t to, Crossings& crossings) const {
+void Topology::cross(Device from, Device to, Crossings& crossings) const {
   const Routes& routes = routes_from(from);
   const auto [begin, index] = routes.to[to];
   const Shape& shape = shapes_[index];
   crossings.counts.resize(link_of_resource_.size());
   for (size_t i = begin; i < begin + shape.links.size(); ++i) {
-    const int32_t resource = routes.resources[i];
-    if (crossings.counts[resource - num_devices_]++ == 0) crossings.resources.push_back(resource);
+    const Resource resource = routes.resources[i];
+    if (crossings.counts[resource - first_link()]++ == 0) crossings.resources.push_back(resource);
   }
   crossings.hop_latency = std::max(crossings.hop_latency, shape.latency);
   crossings.overlap &= shape.overlap;
@@ -249,9 +250,9 @@ Topology::Pattern Topology::pattern(const Crossings& crossings) const {
   result.hop_latency = crossings.hop_latency;
   result.overlap = crossings.overlap;
   std::map<std::pair<int32_t, int64_t>, int32_t> index;
-  for (const int32_t resource : crossings.resources) {
-    const int32_t link = link_of_resource_[resource - num_devices_];
-    const int64_t count = crossings.counts[resource - num_devices_];
+  for (const Resource resource : crossings.resources) {
+    const int32_t link = link_index(resource);
+    const int64_t count = crossings.counts[resource - first_link()];
     const auto fresh = static_cast<int32_t>(result.alike.size());
     const auto [at, added] = index.try_emplace({kind_of_link_[link], count}, fresh);
     if (added) result.alike.push_back({link, count});
@@ -262,7 +263,7 @@ Topology::Pattern Topology::pattern(const Crossings& crossings) const {
 
 // A ring goes from each device to the next. A tree is binomial: i's parent is i without its lowest set bit; sums go up,
 // the whole comes down.
-const Topology::Patterns& Topology::patterns_of(std::vector<int32_t> order) const {
+const Topology::Patterns& Topology::patterns_of(std::vector<Device> order) const {
   constexpr size_t most_patterns = 1 << 14;
   if (const auto at = patterns_.find(order); at != patterns_.end()) return at->second;
   if (patterns_.size() >= most_patterns) patterns_.clear();

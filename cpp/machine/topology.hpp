@@ -41,11 +41,13 @@ class Topology {
  public:
   // The vertices are the devices 0 .. num_devices-1, then the switches. Throws std::invalid_argument on bad links
   // or unconnected devices.
-  Topology(int32_t num_devices, int32_t num_switches, std::vector<int32_t> node_of_device, std::vector<Link> links);
+  Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device, std::vector<Link> links);
 
   int32_t num_devices() const { return num_devices_; }
+  auto devices() const { return range<Device>(num_devices_); }
   // Devices first, then the links in order: source to target, and for a duplex link target to source.
   int32_t num_resources() const { return num_devices_ + static_cast<int32_t>(link_of_resource_.size()); }
+  bool is_device(Resource resource) const { return resource < first_link(); }
 
   // What a message of some size holds on any route over links of the same kinds.
   struct Size {
@@ -55,22 +57,23 @@ class Topology {
   };
   // A message between two devices that are not one: the resources on its route. Good until the next call.
   struct Way {
-    const int32_t* resources;
+    const Resource* resources;
     const Size& size;
   };
-  Way way(int32_t from, int32_t to, int64_t bytes) const;
+  Way way(Device from, Device to, int64_t bytes) const;
 
   // Both append the holds of one message and return its latency. A message to its own device, or among one device,
   // holds nothing and takes 1 ns.
-  int64_t transfer(int32_t from, int32_t to, int64_t bytes, std::vector<Hold>& holds) const;
-  int64_t all_reduce(std::span<const int32_t> devices, int64_t bytes, std::vector<Hold>& holds) const;
+  int64_t transfer(Device from, Device to, int64_t bytes, std::vector<Hold>& holds) const;
+  int64_t all_reduce(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const;
 
   // The link resources that a transfer crosses, in order.
-  std::vector<int32_t> route(int32_t from, int32_t to) const;
+  std::vector<Resource> route(Device from, Device to) const;
 
  private:
   struct Hop {
-    int32_t target, resource;
+    int32_t target;
+    Resource resource;
     int64_t weight;
   };
   struct Route {
@@ -78,8 +81,8 @@ class Topology {
     int32_t shape;
   };
   struct Routes {  // of one source, to every device
-    std::vector<Route> to;
-    std::vector<int32_t> resources;
+    By<Device, Route> to;
+    std::vector<Resource> resources;
   };
   // Routes over links of the same kinds. Messages of one tensor have few sizes, so the last ones are kept.
   struct Shape {
@@ -92,11 +95,12 @@ class Topology {
   };
   struct Step {  // the last step on the least path to a vertex
     int64_t time;
-    int32_t hops, vertex, resource;
+    int32_t hops, vertex;
+    Resource resource;
   };
   struct Crossings {
-    std::vector<int32_t> counts;     // by link resource
-    std::vector<int32_t> resources;  // in the order of their first crossing
+    std::vector<int32_t> counts;      // by link resource
+    std::vector<Resource> resources;  // in the order of their first crossing
     int64_t hop_latency = 0;
     bool overlap = true;
   };
@@ -107,7 +111,7 @@ class Topology {
       int64_t count;
     };
     std::vector<Alike> alike;
-    std::vector<std::pair<int32_t, int32_t>> holds;  // resource, index in `alike`
+    std::vector<std::pair<Resource, int32_t>> holds;  // with an index in `alike`
     int64_t hop_latency = 0;
     bool overlap = true;
   };
@@ -119,40 +123,42 @@ class Topology {
     int64_t latency, longest;
   };
 
-  const Link& link(int32_t resource) const { return links_[link_of_resource_[resource - num_devices_]]; }
+  Resource first_link() const { return Resource(num_devices_); }
+  int32_t link_index(Resource resource) const { return link_of_resource_[resource - first_link()]; }
+  const Link& link(Resource resource) const { return links_[link_index(resource)]; }
   void check_link(const Link& link, int32_t num_vertices) const;
-  void check_device(int32_t device) const;
+  void check_device(Device device) const;
   void check_connected() const;
-  std::vector<Step> least_paths(int32_t source) const;
-  Routes find_routes(int32_t source) const;
+  std::vector<Step> least_paths(Device source) const;
+  Routes find_routes(Device source) const;
   // `kinds` is memory to use.
-  int32_t shape_of(std::span<const int32_t> resources, std::vector<int32_t>& kinds) const;
+  int32_t shape_of(std::span<const Resource> resources, std::vector<int32_t>& kinds) const;
   void measure(const Shape& shape, int64_t bytes, Size& size) const;
-  const Routes& routes_from(int32_t source) const {
+  const Routes& routes_from(Device source) const {
     if (routes_[source].to.empty()) routes_[source] = find_routes(source);
     return routes_[source];
   }
-  std::vector<int32_t> ring_order(std::span<const int32_t> devices) const;
-  void cross(int32_t from, int32_t to, Crossings& crossings) const;
+  std::vector<Device> ring_order(std::span<const Device> devices) const;
+  void cross(Device from, Device to, Crossings& crossings) const;
   Pattern pattern(const Crossings& crossings) const;
-  const Patterns& patterns_of(std::vector<int32_t> order) const;
+  const Patterns& patterns_of(std::vector<Device> order) const;
   Message message(const Pattern& pattern, int64_t bytes, int64_t times, int64_t parts) const;
   Message ring(const Pattern& pattern, int64_t bytes, int64_t num_devices) const;
   Message tree(const Pattern& pattern, int64_t bytes, int64_t num_devices) const;
 
   int32_t num_devices_;
-  std::vector<int32_t> node_of_device_;
+  By<Device, int32_t> node_of_device_;
   std::vector<Link> links_;
-  std::vector<int32_t> link_of_resource_;
-  std::vector<std::vector<Hop>> edges_;  // by vertex
-  mutable std::vector<Routes> routes_;   // by source; empty until asked for
-  mutable std::map<std::vector<int32_t>, Patterns> patterns_;
+  std::vector<int32_t> link_of_resource_;  // from the first link on
+  std::vector<std::vector<Hop>> edges_;    // by vertex
+  mutable By<Device, Routes> routes_;      // by source; empty until asked for
+  mutable std::map<std::vector<Device>, Patterns> patterns_;
   std::vector<int32_t> kind_of_link_;  // links that take and hold alike have one kind
   mutable std::vector<Shape> shapes_;
   mutable std::map<std::vector<int32_t>, int32_t> shape_index_;  // by kinds
 };
 
-inline Topology::Way Topology::way(int32_t from, int32_t to, int64_t bytes) const {
+inline Topology::Way Topology::way(Device from, Device to, int64_t bytes) const {
   constexpr uint64_t odd = 0x9e3779b97f4a7c15;  // spreads sizes, whose low bits are alike
   const Routes& routes = routes_from(from);
   Shape& shape = shapes_[routes.to[to].shape];

@@ -8,7 +8,7 @@ namespace soapstone {
 
 class Additive::Pile {
  public:
-  explicit Pile(std::vector<int64_t>& load) : load_(load) {}
+  explicit Pile(By<Resource, int64_t>& load) : load_(load) {}
 
   ~Pile() {
     for (const auto& hold : holds) load_[hold.resource] = 0;
@@ -25,7 +25,7 @@ class Additive::Pile {
   std::vector<Hold> holds;
 
  private:
-  std::vector<int64_t>& load_;
+  By<Resource, int64_t>& load_;
   int64_t latency_ = 0;
 };
 
@@ -36,13 +36,13 @@ Additive::Additive(const Graph& graph, Machine machine, const Times& times)
       layouts_(graph),
       load_(machine_.topology.num_resources()) {}
 
-int64_t Additive::compute(int32_t op, const Configuration& configuration) {
+int64_t Additive::compute(OpIndex op, const Configuration& configuration) {
   const auto layout = layouts_.of(op, configuration.degrees);
   const bool backward = graph_.ops[op].backward;
   const bool finishes = layout->combines && graph_.ops[op].combine.finish;
-  std::vector<int64_t> busy(machine_.topology.num_devices());
-  for (int32_t part = 0; part < layout->num_parts; ++part) {
-    const int32_t device = configuration.devices[part];
+  By<Device, int64_t> busy(machine_.topology.num_devices());
+  for (const Part part : layout->parts()) {
+    const Device device = configuration.devices[part];
     const auto& times = times_.of(op, configuration.degrees, machine_.kinds[device])[layout->extents.of_part[part]];
     busy[device] += times.forward + (finishes ? times.finish_forward : 0);
     if (backward) busy[device] += times.backward + (finishes ? times.finish_backward : 0);
@@ -55,9 +55,9 @@ int64_t Additive::compute(int32_t op, const Configuration& configuration) {
   return *std::max_element(busy.begin(), busy.end()) + (backward ? 2 : 1) * pile.time();
 }
 
-int64_t Additive::sync(int32_t op, const Configuration& configuration) {
+int64_t Additive::sync(OpIndex op, const Configuration& configuration) {
   const auto layout = layouts_.of(op, configuration.degrees);
-  std::vector<int64_t> updated(machine_.topology.num_devices());  // elements
+  By<Device, int64_t> updated(machine_.topology.num_devices());  // elements
   Pile pile(load_);
   for (size_t input = 0; input < graph_.ops[op].inputs.size(); ++input) {
     const auto& tensor = graph_.tensors[graph_.ops[op].inputs[input].tensor];
@@ -67,14 +67,14 @@ int64_t Additive::sync(int32_t op, const Configuration& configuration) {
       const auto devices = devices_of(configuration, share.parts_of(box));
       int64_t elements = 0;
       for (const auto& part : share.boxes[box]) elements += volume(part);
-      for (const int32_t device : devices) updated[device] += elements;
+      for (const Device device : devices) updated[device] += elements;
       if (devices.size() > 1)
         pile.latency(machine_.topology.all_reduce(devices, elements * tensor.item_size, pile.holds));
     }
   }
   int64_t update = 0;
-  for (size_t device = 0; device < updated.size(); ++device)
-    update = std::max(update, machine_.update_time(static_cast<int32_t>(device), updated[device]));
+  for (const Device device : updated.indices())
+    update = std::max(update, machine_.update_time(device, updated[device]));
   return pile.time() + update;
 }
 

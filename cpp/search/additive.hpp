@@ -11,9 +11,9 @@ class Additive {
   Additive(const Additive&) = delete;
 
   // Nanoseconds of an op: its longest device forward and backward, and its combines.
-  int64_t compute(int32_t op, const Configuration&);
+  int64_t compute(OpIndex op, const Configuration&);
   // Of the sums of its parameters' gradients, and the updates.
-  int64_t sync(int32_t op, const Configuration&);
+  int64_t sync(OpIndex op, const Configuration&);
   // Of what an op, the tensor's reader number `reader`, takes from the tensor's maker, and of its gradient.
   int64_t transfer(int32_t tensor, int32_t reader, const Configuration& made, const Configuration& read);
 
@@ -25,7 +25,7 @@ class Additive {
   const Machine machine_;
   const Times& times_;
   Layouts layouts_;
-  std::vector<int64_t> load_;  // by resource; Pile's own, all 0 between piles
+  By<Resource, int64_t> load_;  // Pile's own, all 0 between piles
 };
 
 }  // namespace soapstone

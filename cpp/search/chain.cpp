@@ -25,7 +25,7 @@ Chain::Chain(const Graph& graph, const Machine& machine, const Times& times,
       memory_(std::move(memory)),
       random_(seed) {}
 
-void Chain::go(const std::vector<Configuration>& strategy) {
+void Chain::go(const Strategy& strategy) {
   if (!simulator_) {
     auto simulator = std::make_unique<Simulator>(graph_, machine_, times_, memory_);
     simulator->begin(strategy);
@@ -33,7 +33,7 @@ void Chain::go(const std::vector<Configuration>& strategy) {
   } else {
     if (strategy.size() != graph_.ops.size()) throw std::invalid_argument("a strategy configures every op");
     changes_.clear();
-    for (int32_t op = 0; op < static_cast<int32_t>(strategy.size()); ++op)
+    for (const OpIndex op : strategy.indices())
       if (simulator_->graph.ops[op].configuration != strategy[op]) changes_.emplace_back(op, strategy[op]);
     simulator_->propose(changes_, INT64_MAX, Method::resume);
     simulator_->accept();
@@ -42,8 +42,8 @@ void Chain::go(const std::vector<Configuration>& strategy) {
   note();
 }
 
-std::vector<Configuration> Chain::strategy() const {
-  std::vector<Configuration> strategy;
+Strategy Chain::strategy() const {
+  Strategy strategy;
   for (const auto& op : simulator_->graph.ops) strategy.push_back(op.configuration);
   return strategy;
 }
@@ -90,7 +90,7 @@ void Chain::note() {
 std::optional<int64_t> Chain::propose(const Move& move, const Configuration& option, int64_t limit) {
   ++num_proposals_;
   changes_.clear();
-  for (const int32_t op : move.ops)
+  for (const OpIndex op : move.ops)
     if (simulator_->graph.ops[op].configuration != option) changes_.emplace_back(op, option);
   if (changes_.empty()) return std::nullopt;
   const auto makespan = simulator_->propose(changes_, overflow_ ? INT64_MAX : limit, Method::resume, overflow_);

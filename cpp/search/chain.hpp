@@ -20,7 +20,7 @@ namespace soapstone {
 
 // Ops that are configured as one: by an entry of one of the chain's tables, or by one of their own.
 struct Move {
-  std::vector<int32_t> ops;
+  std::vector<OpIndex> ops;
   int32_t table = 0;
   std::vector<Configuration> own;
 };
@@ -54,7 +54,7 @@ class Chain {
         uint64_t seed);
 
   // Goes to a strategy, however long it takes.
-  void go(const std::vector<Configuration>& strategy);
+  void go(const Strategy& strategy);
   void walk(const std::vector<Move>& moves, const Temperature&, const Ends&);
   // Takes whatever improves the strategy until a share of all options of all moves was tried in vain, one after the
   // other. Whether it came to that.
@@ -71,8 +71,8 @@ class Chain {
 
   int64_t makespan() const { return simulator_->makespan(); }
   int64_t best_overflow() const { return best_overflow_; }
-  const std::vector<Configuration>& best() const { return best_; }
-  std::vector<Configuration> strategy() const;
+  const Strategy& best() const { return best_; }
+  Strategy strategy() const;
   const std::vector<Improvement>& history() const { return history_; }
   int64_t num_neighbours() const { return num_neighbours_; }  // of the last descent, since its last improvement
   const std::array<double, Simulator::num_stages>& stages() const { return simulator_->seconds(); }
@@ -103,10 +103,10 @@ class Chain {
   std::unique_ptr<Simulator> simulator_;
   const Clock::time_point begun_ = Clock::now();
   int64_t overflow_ = 0;
-  std::vector<Configuration> best_;
+  Strategy best_;
   std::vector<Improvement> history_;
   int64_t num_neighbours_ = 0;
-  std::vector<std::pair<int32_t, Configuration>> changes_;  // try_out's own
+  Changes changes_;  // try_out's own
   std::atomic<int64_t> num_proposals_ = 0, best_makespan_ = INT64_MAX, best_overflow_ = INT64_MAX;
   std::atomic<bool> stopped_ = false;
 };

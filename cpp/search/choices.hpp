@@ -9,27 +9,28 @@
 
 namespace soapstone {
 
-using Column = std::vector<int64_t>;  // by part
-using Matrix = std::vector<Column>;
+using Column = By<Part, int64_t>;
+using Matrix = By<Part, Column>;
 
 constexpr int64_t never = -(int64_t{1} << 60);  // where there is no path
 
 struct Choice {
   struct Elements {
-    int32_t parameter, device;
+    int32_t parameter;
+    Device device;
     int64_t count;
   };
 
   Configuration configuration;
   Column forward, backward, finish_forward, finish_backward;
-  std::vector<std::vector<int32_t>> groups;       // of parts that combine
-  Column combine;                                 // by group
-  Column sync;                                    // by part: the sum of its gradients, where no other op has a share
-  std::vector<std::pair<int32_t, int64_t>> work;  // by device
-  std::vector<Elements> elements;                 // of parameters that are updated
-  std::vector<bool> updates;                      // by part: some update waits for its gradients
-  std::map<int32_t, int64_t> read;                // by parameter: elements that its parts read, or fewer
-  Matrix turnaround;                              // from a part's output to a part's gradient, at least
+  std::vector<std::vector<Part>> groups;  // that combine
+  std::vector<int64_t> combine;           // by group
+  Column sync;                            // the sum of its gradients, where no other op has a share
+  std::vector<std::pair<Device, int64_t>> work;
+  std::vector<Elements> elements;   // of parameters that are updated
+  By<Part, bool> updates;           // some update waits for its gradients
+  std::map<int32_t, int64_t> read;  // by parameter: elements that its parts read, or fewer
+  Matrix turnaround;                // from a part's output to a part's gradient, at least
 };
 
 // From when each part can begin to when its output is whole.
@@ -48,12 +49,12 @@ class ChoiceMaker {
   ChoiceMaker(const Graph& graph, const Machine& machine, const Times& times, const std::vector<int32_t>& parameters)
       : graph_(graph), machine_(machine), times_(times), parameters_(parameters), layouts_(graph) {}
 
-  Choice make(int32_t op, const Configuration&);  // all but the turnaround
+  Choice make(OpIndex op, const Configuration&);  // all but the turnaround
 
  private:
-  int64_t all_reduce(const std::vector<int32_t>& devices, int64_t bytes) const;
-  void add_times(int32_t op, Choice&) const;
-  void add_parameter(int32_t tensor, const Share&, Choice&) const;
+  int64_t all_reduce(const std::vector<Device>& devices, int64_t bytes) const;
+  void add_times(OpIndex op, Choice&) const;
+  void add_parameter(int32_t tensor, const Share<Part>&, Choice&) const;
 
   const Graph& graph_;
   const Machine& machine_;

@@ -22,18 +22,18 @@ struct Exhaustive::State {
   explicit State(size_t num_ops)
       : choice(num_ops), done(num_ops), follows(num_ops), work(num_ops), elements(num_ops), order(num_ops) {}
 
-  std::vector<int32_t> choice;                                  // by op
-  std::vector<Column> done, follows;                            // by op: R and D
-  std::vector<std::vector<int64_t>> work;                       // by op: of each device, for all ops up to it
-  std::vector<std::vector<int64_t>> elements;                   // likewise: of each parameter on each device
-  std::vector<std::vector<std::pair<int64_t, int32_t>>> order;  // by op: (bound, option) of what is worth a look
+  By<OpIndex, int32_t> choice;
+  By<OpIndex, Column> done, follows;                            // R and D
+  By<OpIndex, By<Device, int64_t>> work;                        // for all ops up to it
+  By<OpIndex, std::vector<int64_t>> elements;                   // likewise: of each parameter on each device
+  By<OpIndex, std::vector<std::pair<int64_t, int32_t>>> order;  // (bound, option) of what is worth a look
   Column ready, after;
   std::unique_ptr<Simulator> simulator;
   int64_t num_nodes = 0;
 };
 
 Exhaustive::Exhaustive(const Graph& graph, const Machine& machine, const Times& times,
-                       const std::vector<std::vector<Configuration>>& options)
+                       const By<OpIndex, std::vector<Configuration>>& options)
     : graph_(graph), machine_(machine), times_(times), choices_(graph.ops.size()) {
   if (options.size() != graph.ops.size()) throw std::invalid_argument("every op needs its options");
   std::vector<int32_t> parameters(graph.tensors.size(), -1);
@@ -41,16 +41,16 @@ Exhaustive::Exhaustive(const Graph& graph, const Machine& machine, const Times& 
   for (size_t i = 0; i < graph.tensors.size(); ++i)
     if (graph.tensors[i].source == Source::parameter && graph.tensors[i].grad) parameters[i] = num_parameters++;
   ChoiceMaker maker(graph, machine_, times, parameters);
-  for (size_t op = 0; op < options.size(); ++op) {
+  for (const OpIndex op : options.indices()) {
     if (options[op].empty()) throw std::invalid_argument("an op has no options");
-    for (const auto& configuration : options[op])
-      choices_[op].push_back(maker.make(static_cast<int32_t>(op), configuration));
+    for (const auto& configuration : options[op]) choices_[op].push_back(maker.make(op, configuration));
   }
   make_edges();
   make_turnarounds();
   make_rest(num_parameters);
-  for (int32_t a = 0; a < static_cast<int32_t>(choices_[0].size()); ++a)
-    for (int32_t b = 0; b < (choices_.size() > 1 ? static_cast<int32_t>(choices_[1].size()) : 1); ++b)
+  constexpr OpIndex first(0), second(1);
+  for (int32_t a = 0; a < static_cast<int32_t>(choices_[first].size()); ++a)
+    for (int32_t b = 0; b < (choices_.size() > 1 ? static_cast<int32_t>(choices_[second].size()) : 1); ++b)
       jobs_.push_back({a, b});
 }
 
@@ -58,11 +58,11 @@ void Exhaustive::make_edges() {
   Layouts layouts(graph_);
   edges_to_.resize(graph_.ops.size());
   edges_from_.resize(graph_.ops.size());
-  std::map<std::pair<int32_t, int32_t>, int32_t> known;
+  std::map<std::pair<OpIndex, OpIndex>, int32_t> known;
   for (size_t t = 0; t < graph_.tensors.size(); ++t) {
     const auto& tensor = graph_.tensors[t];
-    for (size_t r = 0; tensor.producer >= 0 && r < tensor.readers.size(); ++r) {
-      const int32_t maker = tensor.producer, reader = tensor.readers[r].first;
+    for (size_t r = 0; tensor.producer != none && r < tensor.readers.size(); ++r) {
+      const OpIndex maker = tensor.producer, reader = tensor.readers[r].first;
       const auto [at, fresh] = known.try_emplace({maker, reader}, static_cast<int32_t>(edges_.size()));
       if (fresh) {
         edges_.push_back({maker, reader, {}});
@@ -79,14 +79,14 @@ void Exhaustive::make_edges() {
             const int64_t bytes = volume(need.hull) * tensor.item_size;
             const int64_t there = message(need.source, need.device, bytes);
             const int64_t back = returns ? message(need.device, need.source, bytes) : never;
-            for (const int32_t part : need.parts) hops[a][b].push_back({need.maker, part, there, back});
+            for (const Part part : need.parts) hops[a][b].push_back({need.maker, part, there, back});
           }
       layouts.forget();
     }
   }
 }
 
-int64_t Exhaustive::message(int32_t from, int32_t to, int64_t bytes) const {
+int64_t Exhaustive::message(Device from, Device to, int64_t bytes) const {
   if (from == to) return 0;
   std::vector<Hold> holds;
   const int64_t latency = machine_.topology.transfer(from, to, bytes, holds);
@@ -97,14 +97,14 @@ int64_t Exhaustive::message(int32_t from, int32_t to, int64_t bytes) const {
 Matrix Exhaustive::around(size_t num_parts, const Choice& reader, const std::vector<Hop>& hops) const {
   Matrix matrix(num_parts, Column(num_parts, never));
   Column ready, made, given, done;
-  for (size_t p = 0; p < num_parts; ++p) {
+  for (const Part p : matrix.indices()) {
     ready.assign(reader.forward.size(), never);
     for (const auto& hop : hops)
-      if (hop.from == static_cast<int32_t>(p)) ready[hop.to] = std::max(ready[hop.to], hop.forward);
+      if (hop.from == p) ready[hop.to] = std::max(ready[hop.to], hop.forward);
     go_forward(reader, ready, made);
     given.assign(made.size(), never);
-    for (size_t a = 0; a < made.size(); ++a)
-      for (size_t b = 0; b < made.size(); ++b) given[b] = std::max(given[b], made[a] + reader.turnaround[a][b]);
+    for (const Part a : made.indices())
+      for (const Part b : made.indices()) given[b] = std::max(given[b], made[a] + reader.turnaround[a][b]);
     go_backward(reader, given, done);
     for (const auto& hop : hops) matrix[p][hop.from] = std::max(matrix[p][hop.from], done[hop.to] + hop.backward);
     for (auto& time : matrix[p]) time = std::max(time, never);
@@ -113,22 +113,23 @@ Matrix Exhaustive::around(size_t num_parts, const Choice& reader, const std::vec
 }
 
 void Exhaustive::make_turnarounds() {
-  for (auto op = static_cast<int32_t>(graph_.ops.size()); op-- > 0;)
+  for (const OpIndex op : graph_.ops.indices() | std::views::reverse)
     for (size_t c = 0; c < choices_[op].size(); ++c) {
       auto& option = choices_[op][c];
       const size_t count = option.forward.size();
       option.turnaround.assign(count, Column(count, never));
-      for (size_t p = 0; graph_.ops[op].backward && p < count; ++p) option.turnaround[p][p] = 0;
+      if (graph_.ops[op].backward)
+        for (const Part p : option.turnaround.indices()) option.turnaround[p][p] = 0;
       for (const int32_t e : edges_from_[op]) {
         Matrix least(count, Column(count, INT64_MAX));
         const auto& readers = choices_[edges_[e].reader];
         for (size_t r = 0; r < readers.size(); ++r) {
           const Matrix times = around(count, readers[r], edges_[e].hops[c][r]);
-          for (size_t p = 0; p < count; ++p)
-            for (size_t q = 0; q < count; ++q) least[p][q] = std::min(least[p][q], times[p][q]);
+          for (const Part p : least.indices())
+            for (const Part q : least.indices()) least[p][q] = std::min(least[p][q], times[p][q]);
         }
-        for (size_t p = 0; p < count; ++p)
-          for (size_t q = 0; q < count; ++q) option.turnaround[p][q] = std::max(option.turnaround[p][q], least[p][q]);
+        for (const Part p : least.indices())
+          for (const Part q : least.indices()) option.turnaround[p][q] = std::max(option.turnaround[p][q], least[p][q]);
       }
     }
 }
@@ -146,7 +147,7 @@ void Exhaustive::make_rest(size_t num_parameters) {
       least_elements_[parameter] = std::max(least_elements_[parameter], count);
   }
   rest_.assign(graph_.ops.size() + 1, 0);
-  for (size_t op = graph_.ops.size(); op-- > 0;) {
+  for (const OpIndex op : graph_.ops.indices() | std::views::reverse) {
     int64_t least = INT64_MAX;
     for (const auto& option : choices_[op]) {
       int64_t work = 0;
@@ -156,28 +157,28 @@ void Exhaustive::make_rest(size_t num_parameters) {
     rest_[op] = rest_[op + 1] + least;
   }
   last_reader_.resize(graph_.ops.size());
-  for (size_t op = 0; op < graph_.ops.size(); ++op) {
-    last_reader_[op] = static_cast<int32_t>(op);
+  for (const OpIndex op : graph_.ops.indices()) {
+    last_reader_[op] = op;
     for (const int32_t e : edges_from_[op]) last_reader_[op] = std::max(last_reader_[op], edges_[e].reader);
   }
 }
 
-int64_t Exhaustive::update_time(const State& state, int32_t op, int32_t device) const {
+int64_t Exhaustive::update_time(const State& state, OpIndex op, Device device) const {
   const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
   int64_t count = 0;
-  for (size_t i = 0; i < least_elements_.size(); ++i) count += state.elements[op][i * num_devices + device];
+  for (size_t i = 0; i < least_elements_.size(); ++i) count += state.elements[op][i * num_devices + device.value];
   return machine_.update_time(device, count);
 }
 
 // Configures an op after those before it and returns a bound of every completion.
-int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
+int64_t Exhaustive::place(State& state, OpIndex op, int32_t choice) const {
   const Choice& option = choices_[op][choice];
   const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
   const size_t count = option.forward.size();
   state.choice[op] = choice;
   auto& work = state.work[op];
   auto& elements = state.elements[op];
-  if (op > 0) {
+  if (op > OpIndex(0)) {
     work = state.work[op - 1];
     elements = state.elements[op - 1];
   } else {
@@ -186,15 +187,15 @@ int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
   }
   for (const auto& [device, nanoseconds] : option.work) work[device] += nanoseconds;
   for (const auto& [parameter, device, held] : option.elements) {
-    auto& most = elements[parameter * num_devices + device];
+    auto& most = elements[parameter * num_devices + device.value];
     most = std::max(most, held);
   }
   state.ready.assign(count, 0);
   state.after.assign(count, 0);
-  for (size_t p = 0; p < count; ++p)
+  for (const Part p : option.updates.indices())
     if (option.updates[p]) state.after[p] = option.sync[p] + update_time(state, op, option.configuration.devices[p]);
   for (const int32_t e : edges_to_[op]) {
-    const int32_t maker = edges_[e].maker;
+    const OpIndex maker = edges_[e].maker;
     for (const auto& hop : edges_[e].hops[state.choice[maker]][choice]) {
       state.ready[hop.to] = std::max(state.ready[hop.to], state.done[maker][hop.from] + hop.forward);
       state.after[hop.to] = std::max(state.after[hop.to], hop.backward + state.follows[maker][hop.from]);
@@ -205,11 +206,11 @@ int64_t Exhaustive::place(State& state, int32_t op, int32_t choice) const {
   return std::max(bound_of_work(state, op), bound_of_paths(state, op));
 }
 
-int64_t Exhaustive::bound_of_work(const State& state, int32_t op) const {
+int64_t Exhaustive::bound_of_work(const State& state, OpIndex op) const {
   const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
   int64_t most = 0, total = rest_[op + 1];
-  for (size_t device = 0; device < num_devices; ++device) {
-    const int64_t work = state.work[op][device] + update_time(state, op, static_cast<int32_t>(device));
+  for (const Device device : machine_.topology.devices()) {
+    const int64_t work = state.work[op][device] + update_time(state, op, device);
     most = std::max(most, work);
     total += work;
   }
@@ -225,30 +226,29 @@ int64_t Exhaustive::bound_of_work(const State& state, int32_t op) const {
   return std::max(most, (total + count - 1) / count);
 }
 
-int64_t Exhaustive::bound_of_paths(const State& state, int32_t op) const {
+int64_t Exhaustive::bound_of_paths(const State& state, OpIndex op) const {
   int64_t longest = 0;
-  for (int32_t i = 0; i <= op; ++i) {
+  for (const OpIndex i : range(OpIndex(0), op + 1)) {
     if (last_reader_[i] <= op && last_reader_[i] != i) continue;  // its readers' paths are as long
     const auto& turnaround = choices_[i][state.choice[i]].turnaround;
-    for (size_t p = 0; p < turnaround.size(); ++p) {
+    for (const Part p : turnaround.indices()) {
       longest = std::max(longest, state.done[i][p]);
-      for (size_t q = 0; q < turnaround.size(); ++q)
+      for (const Part q : turnaround.indices())
         longest = std::max(longest, state.done[i][p] + turnaround[p][q] + state.follows[i][q]);
     }
   }
   return longest;
 }
 
-int64_t Exhaustive::bound(const std::vector<int32_t>& choice) const {
+int64_t Exhaustive::bound(const By<OpIndex, int32_t>& choice) const {
   State state(graph_.ops.size());
   int64_t most = 0;
-  for (int32_t op = 0; op < static_cast<int32_t>(graph_.ops.size()); ++op)
-    most = std::max(most, place(state, op, choice.at(op)));
+  for (const OpIndex op : graph_.ops.indices()) most = std::max(most, place(state, op, choice.at(op)));
   return most;
 }
 
-void Exhaustive::descend(State& state, int32_t op) {
-  if (op == static_cast<int32_t>(graph_.ops.size())) return simulate(state);
+void Exhaustive::descend(State& state, OpIndex op) {
+  if (op == graph_.ops.end_index()) return simulate(state);
   auto& order = state.order[op];
   order.clear();
   for (int32_t choice = 0; choice < static_cast<int32_t>(choices_[op].size()); ++choice) {
@@ -266,8 +266,8 @@ void Exhaustive::descend(State& state, int32_t op) {
 
 void Exhaustive::simulate(State& state) {
   ++num_simulated_;
-  std::vector<std::pair<int32_t, Configuration>> changes;
-  for (int32_t op = 0; op < static_cast<int32_t>(state.choice.size()); ++op) {
+  Changes changes;
+  for (const OpIndex op : state.choice.indices()) {
     const auto& configuration = choices_[op][state.choice[op]].configuration;
     if (state.simulator->graph.ops[op].configuration != configuration) changes.emplace_back(op, configuration);
   }
@@ -277,10 +277,10 @@ void Exhaustive::simulate(State& state) {
   const std::lock_guard lock(mutex_);
   if (*makespan >= best_makespan_) return;
   best_makespan_ = *makespan;
-  for (size_t op = 0; op < best_.size(); ++op) best_[op] = choices_[op][state.choice[op]].configuration;
+  for (const OpIndex op : best_.indices()) best_[op] = choices_[op][state.choice[op]].configuration;
 }
 
-bool Exhaustive::run(const std::vector<Configuration>& first, int32_t num_threads, double seconds) {
+bool Exhaustive::run(const Strategy& first, int32_t num_threads, double seconds) {
   deadline_ = now() + seconds;
   {
     Simulator simulator(graph_, machine_, times_);
@@ -289,8 +289,8 @@ bool Exhaustive::run(const std::vector<Configuration>& first, int32_t num_thread
   }
   State root(graph_.ops.size());
   root_bound_ = INT64_MAX;
-  for (int32_t a = 0; a < static_cast<int32_t>(choices_[0].size()); ++a)
-    root_bound_ = std::min(root_bound_, place(root, 0, a));
+  for (int32_t a = 0; a < static_cast<int32_t>(choices_[OpIndex(0)].size()); ++a)
+    root_bound_ = std::min(root_bound_, place(root, OpIndex(0), a));
   next_job_ = num_nodes_ = num_simulated_ = num_done_ = 0;
   stopped_ = false;
   std::vector<std::thread> threads;
@@ -310,15 +310,15 @@ bool Exhaustive::run(const std::vector<Configuration>& first, int32_t num_thread
   return !stopped_;
 }
 
-void Exhaustive::work_off(const std::vector<Configuration>& first) {
+void Exhaustive::work_off(const Strategy& first) {
   State state(graph_.ops.size());
   state.simulator = std::make_unique<Simulator>(graph_, machine_, times_);
   state.simulator->begin(first);
   for (size_t job = next_job_++; job < jobs_.size() && !stopped_; job = next_job_++) {
-    int64_t bound = place(state, 0, jobs_[job][0]);
-    if (graph_.ops.size() > 1 && bound < best_makespan_) bound = place(state, 1, jobs_[job][1]);
+    int64_t bound = place(state, OpIndex(0), jobs_[job][0]);
+    if (graph_.ops.size() > 1 && bound < best_makespan_) bound = place(state, OpIndex(1), jobs_[job][1]);
     ++state.num_nodes;
-    if (bound < best_makespan_) descend(state, std::min<int32_t>(2, static_cast<int32_t>(graph_.ops.size())));
+    if (bound < best_makespan_) descend(state, std::min(OpIndex(2), graph_.ops.end_index()));
     num_nodes_ += std::exchange(state.num_nodes, 0);
     ++num_done_;
   }

@@ -22,29 +22,29 @@ namespace soapstone {
 
 class Exhaustive {
  public:
-  Exhaustive(const Graph&, const Machine&, const Times&, const std::vector<std::vector<Configuration>>& options);
+  Exhaustive(const Graph&, const Machine&, const Times&, const By<OpIndex, std::vector<Configuration>>& options);
   Exhaustive(const Exhaustive&) = delete;
 
   // Goes through the space from a first strategy, on so many threads. Whether it was seen to the end.
-  bool run(const std::vector<Configuration>& first, int32_t num_threads, double seconds);
+  bool run(const Strategy& first, int32_t num_threads, double seconds);
   void stop() { stopped_ = true; }
   // The bound of one strategy, given by an option of each op.
-  int64_t bound(const std::vector<int32_t>& choice) const;
+  int64_t bound(const By<OpIndex, int32_t>& choice) const;
 
   int64_t makespan() const { return best_makespan_; }
   int64_t root_bound() const { return root_bound_; }
   int64_t num_nodes() const { return num_nodes_; }
   int64_t num_simulated() const { return num_simulated_; }
   double share() const { return static_cast<double>(num_done_) / static_cast<double>(jobs_.size() + jobs_.empty()); }
-  const std::vector<Configuration>& best() const { return best_; }
+  const Strategy& best() const { return best_; }
 
  private:
   struct Hop {  // from a part of the maker to one of the reader, and back; no path where no gradient returns
-    int32_t from, to;
+    Part from, to;
     int64_t forward, backward;
   };
   struct Passage {
-    int32_t maker, reader;
+    OpIndex maker, reader;
     std::vector<std::vector<std::vector<Hop>>> hops;  // by option of the maker and of the reader
   };
   struct State;  // of one thread: what is configured so far
@@ -52,27 +52,27 @@ class Exhaustive {
   void make_edges();
   void make_turnarounds();
   void make_rest(size_t num_parameters);
-  int64_t message(int32_t from, int32_t to, int64_t bytes) const;
+  int64_t message(Device from, Device to, int64_t bytes) const;
   Matrix around(size_t num_parts, const Choice& reader, const std::vector<Hop>& hops) const;
-  int64_t update_time(const State&, int32_t op, int32_t device) const;
-  int64_t place(State&, int32_t op, int32_t choice) const;
-  int64_t bound_of_work(const State&, int32_t op) const;
-  int64_t bound_of_paths(const State&, int32_t op) const;
-  void descend(State&, int32_t op);
+  int64_t update_time(const State&, OpIndex op, Device device) const;
+  int64_t place(State&, OpIndex op, int32_t choice) const;
+  int64_t bound_of_work(const State&, OpIndex op) const;
+  int64_t bound_of_paths(const State&, OpIndex op) const;
+  void descend(State&, OpIndex op);
   void simulate(State&);
-  void work_off(const std::vector<Configuration>& first);
+  void work_off(const Strategy& first);
 
   const Graph& graph_;
   const Machine machine_;
   const Times& times_;
-  std::vector<std::vector<Choice>> choices_;  // by op
+  By<OpIndex, std::vector<Choice>> choices_;
   std::vector<Passage> edges_;
-  std::vector<std::vector<int32_t>> edges_to_, edges_from_;  // by op
-  std::vector<int32_t> last_reader_;                         // by op; the op itself where nobody reads it
-  std::vector<int64_t> rest_;                                // by op: the least work of it and of all after it
-  std::vector<int64_t> least_elements_;                      // of each trained parameter: what any strategy updates
-  std::vector<std::array<int32_t, 2>> jobs_;                 // choices of the first two ops
-  std::vector<Configuration> best_;
+  By<OpIndex, std::vector<int32_t>> edges_to_, edges_from_;
+  By<OpIndex, OpIndex> last_reader_;          // the op itself where nobody reads it
+  By<OpIndex, int64_t> rest_;                 // the least work of it and of all after it
+  std::vector<int64_t> least_elements_;       // of each trained parameter: what any strategy updates
+  std::vector<std::array<int32_t, 2>> jobs_;  // choices of the first two ops
+  Strategy best_;
   std::mutex mutex_;  // of the best
   std::atomic<size_t> next_job_ = 0;
   std::atomic<int64_t> best_makespan_ = INT64_MAX, num_nodes_ = 0, num_simulated_ = 0, num_done_ = 0;

@@ -29,7 +29,7 @@ class Blocks {
   virtual void rollback(const ChangeSet& changes) = 0;
 
   // Edges from an op's tasks to those of this kind.
-  virtual void add_edges(int32_t op, std::vector<Edge>& edges) const = 0;
+  virtual void add_edges(OpIndex op, std::vector<Edge>& edges) const = 0;
   // The slots of all tasks.
   virtual void add_slots(std::vector<SlotRun>& runs) const = 0;
   // A row for each task.

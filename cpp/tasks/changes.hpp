@@ -3,25 +3,27 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ranges>
+
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "geometry/configuration.hpp"
+#include "support/index.hpp"
 
 namespace soapstone {
 
-using Changes = std::vector<std::pair<int32_t, Configuration>>;  // by op
+using Changes = std::vector<std::pair<OpIndex, Configuration>>;
 
 struct SlotRun {
-  int32_t first, count;
+  Slot first;
+  int32_t count;
 
-  auto slots() const { return std::views::iota(first, first + count); }
+  auto slots() const { return range(first, first + count); }
 };
 
 struct ChangeSet {
-  std::vector<int32_t> ops;      // with another configuration
+  std::vector<OpIndex> ops;      // with another configuration
   std::vector<int32_t> tensors;  // with other flows, of which the first `num_routed` are found
   size_t num_routed = 0;
   std::vector<int32_t> groups;       // of parameters, with other pieces
@@ -36,7 +38,8 @@ struct ChangeSet {
 
   // And keep the memory.
   void clear() {
-    for (auto* list : {&ops, &tensors, &groups}) list->clear();
+    ops.clear();
+    for (auto* list : {&tensors, &groups}) list->clear();
     for (auto* runs : {&gone, &fresh, &rewired, &retimed}) runs->clear();
     num_routed = 0;
     linked = false;

@@ -11,10 +11,10 @@ namespace soapstone {
 namespace {
 
 // The first of the parts of one output part that runs on each part's device.
-void find_first_on_device(const Layout& layout, const std::vector<int32_t>& devices, std::vector<int32_t>& result) {
+void find_first_on_device(const Layout& layout, const By<Part, Device>& devices, By<Part, Part>& result) {
   result.resize(layout.num_parts);
-  for (int32_t part = 0; part < layout.num_parts; ++part) {
-    int32_t first = part / layout.copies * layout.copies;
+  for (const Part part : layout.parts()) {
+    Part first = layout.first_copy(layout.output_of(part));
     while (devices[first] != devices[part]) ++first;
     result[part] = first;
   }
@@ -24,18 +24,18 @@ void find_first_on_device(const Layout& layout, const std::vector<int32_t>& devi
 
 void OpBlock::clear() {
   holds.clear();
-  for (auto* slots :
-       {&first_on_device, &forward, &finish_forward, &finish_backward, &backward, &combine_forward, &combine_backward})
-    slots->clear();
+  first_on_device.clear();
+  for (auto* slots : {&forward, &finish_forward, &finish_backward, &backward}) slots->clear();
+  for (auto* slots : {&combine_forward, &combine_backward}) slots->clear();
   least = {};
 }
 
-int32_t OpBlock::arrival(const Layout& layout, int32_t part) const {
+Slot OpBlock::arrival(const Layout& layout, Part part) const {
   if (!layout.combines) return forward[part];
   return finish_forward.empty() ? combine_forward[layout.group_of[part]] : finish_forward[part];
 }
 
-int32_t OpBlock::sink(const Layout& layout, int32_t part) const {
+Slot OpBlock::sink(const Layout& layout, Part part) const {
   if (!layout.combines) return backward[part];
   return finish_backward.empty() ? combine_backward[layout.group_of[part]] : finish_backward[part];
 }
@@ -43,34 +43,35 @@ int32_t OpBlock::sink(const Layout& layout, int32_t part) const {
 // Writes the tasks of one role after the other and keeps the least time of each.
 class OpBuilder {
  public:
-  OpBuilder(TaskGraph& graph, int32_t op, const OpState& state, OpBlock& block, int32_t count)
+  OpBuilder(TaskGraph& graph, OpIndex op, const OpState& state, OpBlock& block, int32_t count)
       : graph_(graph), op_(op), state_(state), block_(block), writer_(graph.pool, block, count) {}
 
-  void computes(Role role, int64_t PartTimes::* time, std::vector<int32_t>& slots) {
+  void computes(Role role, int64_t PartTimes::* time, By<Part, Slot>& slots) {
     const auto& [configuration, layout, unused] = state_;
     const bool finish = role == role_finish_forward || role == role_finish_backward;
     const bool back = role >= role_finish_backward;
     int64_t& least = block_.least[role];
     const Kind kind = back ? Kind::backward : Kind::forward;
-    slots.assign(layout->num_parts, -1);
+    slots.assign(layout->num_parts, none);
     least = INT64_MAX;
     const std::vector<PartTimes>* times = nullptr;
     int32_t known_kind = -1;
-    for (int32_t part = 0; part < layout->num_parts; ++part) {
+    for (const Part part : layout->parts()) {
       if (finish && block_.first_on_device[part] != part) continue;
-      const int32_t device = configuration.devices[part];
+      const Device device = configuration.devices[part];
       if (const int32_t device_kind = graph_.machine.kinds[device]; device_kind != known_kind) {
         times = &graph_.times.of(op_, layout->degrees, device_kind);
         known_kind = device_kind;
       }
       const int64_t duration = std::max<int64_t>((*times)[layout->extents.of_part[part]].*time, 1);
-      block_.holds.push_back({device, duration});
-      slots[part] = writer_.add(graph_.key(back, op_, kind, finish, part, device), 0, graph_.tail_of(op_, role)).slot;
+      block_.holds.push_back({resource_of(device), duration});
+      const uint64_t key = graph_.key(back, op_, kind, finish, part.value, device.value);
+      slots[part] = writer_.add(key, 0, graph_.tail_of(op_, role)).slot;
       least = std::min(least, duration);
     }
   }
 
-  void combines(Role role, std::vector<int32_t>& slots) {
+  void combines(Role role, std::vector<Slot>& slots) {
     const auto& layout = *state_.layout;
     const bool back = role == role_combine_backward;
     int64_t& least = block_.least[role];
@@ -89,7 +90,7 @@ class OpBuilder {
 
  private:
   TaskGraph& graph_;
-  int32_t op_;
+  OpIndex op_;
   const OpState& state_;
   OpBlock& block_;
   BlockWriter writer_;
@@ -115,14 +116,14 @@ void OpBlocks::configure(const Changes& changes, ChangeSet& set) {
   }
 }
 
-OpState OpBlocks::configured(int32_t op, const Configuration& configuration) {
+OpState OpBlocks::configured(OpIndex op, const Configuration& configuration) {
   check(op, configuration);
   OpState state{configuration, graph_.layouts.of(op, configuration.degrees), nullptr};
   state.block = make_block(op, state);
   return state;
 }
 
-void OpBlocks::check(int32_t op, const Configuration& configuration) const {
+void OpBlocks::check(OpIndex op, const Configuration& configuration) const {
   const auto& dims = graph_.graph.ops[op].dims;
   if (configuration.degrees.size() != dims.size()) throw std::invalid_argument("an op has one degree a dim");
   int64_t num_parts = 1;
@@ -134,12 +135,11 @@ void OpBlocks::check(int32_t op, const Configuration& configuration) const {
   }
   if (configuration.devices.size() != static_cast<size_t>(num_parts))
     throw std::invalid_argument("a configuration names one device a part");
-  for (const int32_t device : configuration.devices)
-    if (device < 0 || device >= graph_.machine.topology.num_devices())
-      throw std::invalid_argument("there is no such device");
+  for (const Device device : configuration.devices)
+    if (!device.is_below(graph_.machine.topology.num_devices())) throw std::invalid_argument("there is no such device");
 }
 
-std::unique_ptr<OpBlock> OpBlocks::make_block(int32_t op, const OpState& state) {
+std::unique_ptr<OpBlock> OpBlocks::make_block(OpIndex op, const OpState& state) {
   const auto& layout = *state.layout;
   const bool back = graph_.graph.ops[op].backward;
   const bool finishes = layout.combines && graph_.graph.ops[op].combine.finish;
@@ -147,7 +147,7 @@ std::unique_ptr<OpBlock> OpBlocks::make_block(int32_t op, const OpState& state) 
   find_first_on_device(layout, state.configuration.devices, block->first_on_device);
   int32_t count = layout.num_parts + static_cast<int32_t>(layout.groups.size());
   if (finishes)
-    for (int32_t part = 0; part < layout.num_parts; ++part) count += block->first_on_device[part] == part;
+    for (const Part part : layout.parts()) count += block->first_on_device[part] == part;
   OpBuilder builder(graph_, op, state, *block, back ? 2 * count : count);
   builder.computes(role_forward, &PartTimes::forward, block->forward);
   if (layout.combines) builder.combines(role_combine_forward, block->combine_forward);
@@ -164,15 +164,15 @@ std::unique_ptr<OpBlock> OpBlocks::make_block(int32_t op, const OpState& state) 
   return block;
 }
 
-void OpBlocks::count(int32_t op, const OpState& state, int64_t sign) {
+void OpBlocks::count(OpIndex op, const OpState& state, int64_t sign) {
   if (!state.block) return;
   auto& totals = graph_.totals;
   totals.count(*state.block, sign);
-  for (int32_t part = 0; part < state.layout->num_parts; ++part) {
-    const int32_t device = state.configuration.devices[part];
+  for (const Part part : state.layout->parts()) {
+    const Device device = state.configuration.devices[part];
     for (const auto* slots :
          {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
-      if (!slots->empty() && (*slots)[part] >= 0)
+      if (!slots->empty() && (*slots)[part] != none)
         totals.compute[device] += sign * graph_.pool.tasks[(*slots)[part]].first.duration;
     totals.memory.saved[device] += sign * state.layout->saved[part];
     totals.memory.made[device] += sign * state.layout->made[part];
@@ -180,28 +180,27 @@ void OpBlocks::count(int32_t op, const OpState& state, int64_t sign) {
   count_working(op, state, sign);
 }
 
-void OpBlocks::count_working(int32_t op, const OpState& state, int64_t sign) {
-  for (int32_t part = 0; part < state.layout->num_parts; ++part) {
-    const int32_t device = state.configuration.devices[part];
-    auto& working = working_[op * most_working_.size() + device];
-    working = sign < 0 ? 0 : std::max(working, state.layout->working[part]);
+void OpBlocks::count_working(OpIndex op, const OpState& state, int64_t sign) {
+  for (const Part part : state.layout->parts()) {
+    const Device device = state.configuration.devices[part];
+    auto& most = working(op, device);
+    most = sign < 0 ? 0 : std::max(most, state.layout->working[part]);
     most_known_[device] = false;
   }
 }
 
-const std::vector<int64_t>& OpBlocks::most_working() {
-  const size_t num_devices = most_working_.size();
-  for (size_t device = 0; device < num_devices; ++device) {
+const By<Device, int64_t>& OpBlocks::most_working() {
+  for (const Device device : most_working_.indices()) {
     if (most_known_[device]) continue;
     most_working_[device] = 0;
-    for (size_t op = 0; op < states_.size(); ++op)
-      most_working_[device] = std::max(most_working_[device], working_[op * num_devices + device]);
+    for (const OpIndex op : states_.indices())
+      most_working_[device] = std::max(most_working_[device], working(op, device));
     most_known_[device] = true;
   }
   return most_working_;
 }
 
-const OpBlock& OpBlocks::before(int32_t op) const {
+const OpBlock& OpBlocks::before(OpIndex op) const {
   const auto at = std::find_if(replaced_.begin(), replaced_.end(), [&](const auto& old) { return old.first == op; });
   return at == replaced_.end() ? *states_[op].block : *at->second.block;
 }
@@ -212,8 +211,8 @@ void OpBlocks::join(ChangeSet& changes) {
     changes.fresh.push_back(states_[op].block->run());
     graph_.successors.mark(op);
   }
-  if (graph_.loss.op() < 0 || !changing_[graph_.loss.op()]) return;
-  for (int32_t op = 0; op < static_cast<int32_t>(states_.size()); ++op)
+  if (graph_.loss.op() == none || !changing_[graph_.loss.op()]) return;
+  for (const OpIndex op : states_.indices())
     if (has_unread(op)) graph_.successors.mark(op);
 }
 
@@ -242,62 +241,62 @@ void OpBlocks::drop(OpState& state) {
   spare_.give(std::move(state.block));
 }
 
-bool OpBlocks::is_unread(int32_t op, int32_t part) const {
+bool OpBlocks::is_unread(OpIndex op, Part part) const {
   const auto& finish = states_[op].block->finish_forward;
   const auto& outputs = graph_.graph.ops[op].outputs;
   const auto is_read = [&](const auto& output) { return graph_.flows[output.tensor]->read[part]; };
-  return !finish.empty() && finish[part] >= 0 && std::none_of(outputs.begin(), outputs.end(), is_read);
+  return !finish.empty() && finish[part] != none && std::none_of(outputs.begin(), outputs.end(), is_read);
 }
 
-bool OpBlocks::has_unread(int32_t op) const {
-  for (int32_t part = 0; part < states_[op].layout->num_parts; ++part)
+bool OpBlocks::has_unread(OpIndex op) const {
+  for (const Part part : states_[op].layout->parts())
     if (is_unread(op, part)) return true;
   return false;
 }
 
 // Whether a gradient comes back to some of these parts.
-bool OpBlocks::is_returned(int32_t op, int32_t begin, int32_t end) const {
+bool OpBlocks::is_returned(OpIndex op, Part begin, Part end) const {
   for (const auto& output : graph_.graph.ops[op].outputs)
-    for (int32_t part = begin; part < end; ++part)
+    for (const Part part : range(begin, end))
       if (graph_.flows[output.tensor]->returns[part]) return true;
   return false;
 }
 
 // A task's gradient comes back after its readers, so where it does, it need not wait for the task as such.
-void OpBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+void OpBlocks::add_edges(OpIndex op, std::vector<Edge>& edges) const {
   const auto& [configuration, layout, block] = states_[op];
   if (layout->combines) return add_combine_edges(op, edges);
   if (!graph_.graph.ops[op].backward) return;
-  for (int32_t part = 0; part < layout->num_parts; ++part)
+  for (const Part part : layout->parts())
     if (graph_.thorough || !is_returned(op, part, part + 1))
       edges.push_back({block->forward[part], block->backward[part]});
 }
 
 // Also from what finishes a copy that nobody reads to the loss: all of forward comes before it.
-void OpBlocks::add_combine_edges(int32_t op, std::vector<Edge>& edges) const {
+void OpBlocks::add_combine_edges(OpIndex op, std::vector<Edge>& edges) const {
   const auto& layout = *states_[op].layout;
   const auto& block = *states_[op].block;
   const bool back = graph_.graph.ops[op].backward, finishes = !block.finish_forward.empty();
-  const int32_t loss = graph_.loss.op();
-  for (int32_t part = 0; part < layout.num_parts; ++part) {
+  const OpIndex loss = graph_.loss.op();
+  for (const Part part : layout.parts()) {
     const int32_t group = layout.group_of[part];
     edges.push_back({block.forward[part], block.combine_forward[group]});
     if (back) edges.push_back({block.combine_backward[group], block.backward[part]});
-    if (!finishes || block.finish_forward[part] < 0) continue;
+    if (!finishes || block.finish_forward[part] == none) continue;
     edges.push_back({block.combine_forward[group], block.finish_forward[part]});
-    if (loss >= 0 && op != loss && is_unread(op, part))
+    if (loss != none && op != loss && is_unread(op, part))
       edges.push_back({block.finish_forward[part], graph_.loss.task()});
     if (!back) continue;
     edges.push_back({block.finish_backward[part], block.combine_backward[group]});
     // Where another copy's gradient begins it, its device serves it after the copy anyway.
-    const int32_t first = part / layout.copies * layout.copies;
+    const Part first = layout.first_copy(layout.output_of(part));
     if (!is_returned(op, first, first + layout.copies) || (graph_.thorough && is_returned(op, part, part + 1)))
       edges.push_back({block.finish_forward[part], block.finish_backward[part]});
   }
   if (finishes || !back) return;
   for (size_t group = 0; group < layout.groups.size(); ++group) {
     const auto& parts = layout.groups[group];
-    const auto returns = [&](int32_t part) { return is_returned(op, part, part + 1); };
+    const auto returns = [&](Part part) { return is_returned(op, part, part + 1); };
     if (graph_.thorough || std::none_of(parts.begin(), parts.end(), returns))
       edges.push_back({block.combine_forward[group], block.combine_backward[group]});
   }
@@ -308,31 +307,31 @@ void OpBlocks::add_slots(std::vector<SlotRun>& runs) const {
 }
 
 void OpBlocks::list(Listing& listing) const {
-  for (size_t op = 0; op < states_.size(); ++op) list_op(static_cast<int32_t>(op), listing);
+  for (const OpIndex op : states_.indices()) list_op(op, listing);
 }
 
-void OpBlocks::list_op(int32_t op, Listing& listing) const {
+void OpBlocks::list_op(OpIndex op, Listing& listing) const {
   const auto& [configuration, layout, block] = states_[op];
-  const auto row_of = [&](Kind kind, size_t part, bool backward) {
+  const auto row_of = [&](Kind kind, int32_t part, bool backward) {
     TaskRow row;
     row.kind = kind;
     row.op = op;
-    row.part = static_cast<int32_t>(part);
+    row.part = part;
     row.backward = backward;
     return row;
   };
-  const auto computes = [&](const std::vector<int32_t>& slots, bool backward, bool finish) {
-    for (size_t part = 0; part < slots.size(); ++part) {
-      if (slots[part] < 0) continue;
-      TaskRow row = row_of(backward ? Kind::backward : Kind::forward, part, backward);
+  const auto computes = [&](const By<Part, Slot>& slots, bool backward, bool finish) {
+    for (const Part part : slots.indices()) {
+      if (slots[part] == none) continue;
+      TaskRow row = row_of(backward ? Kind::backward : Kind::forward, part.value, backward);
       row.finish = finish;
       row.devices = {configuration.devices[part]};
       listing.add(slots[part], std::move(row));
     }
   };
-  const auto combines = [&](const std::vector<int32_t>& slots, bool backward) {
+  const auto combines = [&](const std::vector<Slot>& slots, bool backward) {
     for (size_t group = 0; group < slots.size(); ++group) {
-      TaskRow row = row_of(Kind::combine, group, backward);
+      TaskRow row = row_of(Kind::combine, static_cast<int32_t>(group), backward);
       row.bytes = layout->combine_bytes[group];
       row.devices = devices_of(configuration, layout->groups[group]);
       listing.add(slots[group], std::move(row));

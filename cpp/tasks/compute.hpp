@@ -25,16 +25,16 @@ enum Role : int32_t {
 };
 
 struct OpBlock : Block {
-  std::vector<int32_t> first_on_device;  // by part: the part that finishes for it on its device
-  std::vector<int32_t> forward, finish_forward, finish_backward, backward;  // slots by part, -1 where there is none
-  std::vector<int32_t> combine_forward, combine_backward;                   // slots by group
-  std::array<int64_t, num_roles> least{};                                   // time of a task, by role
+  By<Part, Part> first_on_device;                                     // the one that finishes for it on its device
+  By<Part, Slot> forward, finish_forward, finish_backward, backward;  // or none
+  std::vector<Slot> combine_forward, combine_backward;                // by group
+  std::array<int64_t, num_roles> least{};                             // time of a task, by role
 
   void clear();
   bool is_large() const { return holds.capacity() > 1024; }
   // The task after which a part's output is whole, and the one that takes its gradient.
-  int32_t arrival(const Layout& layout, int32_t part) const;
-  int32_t sink(const Layout& layout, int32_t part) const;
+  Slot arrival(const Layout& layout, Part part) const;
+  Slot sink(const Layout& layout, Part part) const;
 };
 
 // How an op runs, and its tasks.
@@ -51,43 +51,45 @@ class OpBlocks final : public Blocks {
 
   // Throws std::invalid_argument where a configuration does not fit its op.
   void configure(const Changes& changes, ChangeSet& set);
-  const OpState& operator[](size_t op) const { return states_[op]; }
-  const OpState& at(size_t op) const { return states_.at(op); }
+  const OpState& operator[](OpIndex op) const { return states_[op]; }
+  const OpState& at(OpIndex op) const { return states_.at(op); }
   size_t size() const { return states_.size(); }
+  auto indices() const { return states_.indices(); }
   auto begin() const { return states_.begin(); }
   auto end() const { return states_.end(); }
-  bool is_changing(int32_t op) const { return changing_[op]; }
-  const OpBlock& before(int32_t op) const;     // the change
-  const std::vector<int64_t>& most_working();  // by device: the largest task's bytes
-  bool has_unread(int32_t op) const;           // some part finishes a copy that nobody reads
+  bool is_changing(OpIndex op) const { return changing_[op]; }
+  const OpBlock& before(OpIndex op) const;    // the change
+  const By<Device, int64_t>& most_working();  // the largest task's bytes
+  bool has_unread(OpIndex op) const;          // some part finishes a copy that nobody reads
 
   void make(const ChangeSet&) override {}  // `configure` did
   void join(ChangeSet& changes) override;
   void commit() override;
   void rollback(const ChangeSet& changes) override;
-  void add_edges(int32_t op, std::vector<Edge>& edges) const override;
+  void add_edges(OpIndex op, std::vector<Edge>& edges) const override;
   void add_slots(std::vector<SlotRun>& runs) const override;
   void list(Listing& listing) const override;
 
  private:
-  void check(int32_t op, const Configuration& configuration) const;
-  OpState configured(int32_t op, const Configuration& configuration);
-  std::unique_ptr<OpBlock> make_block(int32_t op, const OpState& state);
-  void count(int32_t op, const OpState& state, int64_t sign);
-  void count_working(int32_t op, const OpState& state, int64_t sign);
-  bool is_unread(int32_t op, int32_t part) const;
-  bool is_returned(int32_t op, int32_t begin, int32_t end) const;
-  void add_combine_edges(int32_t op, std::vector<Edge>& edges) const;
+  void check(OpIndex op, const Configuration& configuration) const;
+  OpState configured(OpIndex op, const Configuration& configuration);
+  std::unique_ptr<OpBlock> make_block(OpIndex op, const OpState& state);
+  void count(OpIndex op, const OpState& state, int64_t sign);
+  void count_working(OpIndex op, const OpState& state, int64_t sign);
+  bool is_unread(OpIndex op, Part part) const;
+  bool is_returned(OpIndex op, Part begin, Part end) const;
+  void add_combine_edges(OpIndex op, std::vector<Edge>& edges) const;
+  int64_t& working(OpIndex op, Device device) { return working_[op.value * most_working_.size() + device.value]; }
   void drop(OpState& state);
-  void list_op(int32_t op, Listing& listing) const;
+  void list_op(OpIndex op, Listing& listing) const;
 
   TaskGraph& graph_;
-  std::vector<OpState> states_;
-  std::vector<std::pair<int32_t, OpState>> replaced_;
-  std::vector<bool> changing_;
+  By<OpIndex, OpState> states_;
+  std::vector<std::pair<OpIndex, OpState>> replaced_;
+  By<OpIndex, bool> changing_;
   std::vector<int64_t> working_;  // by op and device: the largest part's bytes
-  std::vector<int64_t> most_working_;
-  std::vector<bool> most_known_;  // by device
+  By<Device, int64_t> most_working_;
+  By<Device, bool> most_known_;
   Spares<OpBlock> spare_;
 };
 

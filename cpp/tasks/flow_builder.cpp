@@ -10,7 +10,8 @@
 namespace soapstone {
 
 void FlowBlock::clear() {
-  begin = count = 0;
+  begin = {};
+  count = 0;
   holds.clear();
   flows.clear();
   before.clear();
@@ -59,7 +60,7 @@ bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
   for (size_t i = 0; i < tensor_->readers.size(); ++i)
     overlaps_.push_back(&graph_.layouts.between(tensor, static_cast<int32_t>(i), *maker_->layout, *reader(i).layout));
   found_.clear();
-  for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part) {
+  for (const OutputPart part : maker_->layout->output_parts()) {
     const size_t first = block.flows.size();
     find_flows(part);
     add_trips(first);
@@ -75,7 +76,7 @@ bool FlowBuilder::find(int32_t tensor, FlowBlock& block) {
 }
 
 // One output part: the flows to all devices that read it.
-void FlowBuilder::find_flows(int32_t part) {
+void FlowBuilder::find_flows(OutputPart part) {
   const size_t first = block_->flows.size();
   const int32_t made = maker_->layout->outputs[tensor_->output].of_part[part];
   for (size_t i = 0; i < overlaps_.size(); ++i) {
@@ -94,7 +95,7 @@ void FlowBuilder::find_flows(int32_t part) {
   for (size_t flow = first; flow < block_->flows.size(); ++flow) flow_on_[block_->flows[flow].device] = -1;
 }
 
-int32_t FlowBuilder::flow_to(int32_t part, int32_t device, const Interval* hull) {
+int32_t FlowBuilder::flow_to(OutputPart part, Device device, const Interval* hull) {
   int32_t& index = flow_on_[device];
   if (index < 0) {
     index = static_cast<int32_t>(block_->flows.size());
@@ -108,7 +109,7 @@ int32_t FlowBuilder::flow_to(int32_t part, int32_t device, const Interval* hull)
   return index;
 }
 
-Flow FlowBuilder::new_flow(int32_t part, int32_t device) const {
+Flow FlowBuilder::new_flow(OutputPart part, Device device) const {
   Flow flow;
   flow.part = part;
   flow.device = device;
@@ -133,7 +134,7 @@ void FlowBuilder::find_gaps() {
   block_->read.assign(maker_->layout->num_parts, false);
   block_->returns.assign(maker_->layout->num_parts, false);
   for (size_t i = 0; i < block_->flows.size();) {
-    const int32_t part = block_->flows[i].part;
+    const OutputPart part = block_->flows[i].part;
     bool returned = false;
     for (; i < block_->flows.size() && block_->flows[i].part == part; ++i) {
       block_->read[block_->flows[i].maker] = true;
@@ -147,7 +148,7 @@ void FlowBuilder::find_gaps() {
   block_->all_return = num_returned == num_parts;
 }
 
-inline int64_t FlowBuilder::Tally::add(int32_t resource, int64_t duration) {
+inline int64_t FlowBuilder::Tally::add(Resource resource, int64_t duration) {
   int64_t& served = served_[resource];
   if (served == 0) resources_.push_back(resource);
   return served += duration;
@@ -155,7 +156,7 @@ inline int64_t FlowBuilder::Tally::add(int32_t resource, int64_t duration) {
 
 int64_t FlowBuilder::Tally::end(std::vector<Hold>* sums) {
   int64_t most = 0;
-  for (const int32_t resource : resources_) {
+  for (const Resource resource : resources_) {
     const int64_t served = std::exchange(served_[resource], 0);
     most = std::max(most, served);
     if (sums) sums->push_back({resource, served});
@@ -191,7 +192,7 @@ bool FlowBuilder::fits() const {
   return (meets_ ? there_.most + back_.most : std::max(there_.most, back_.most)) <= limit_;
 }
 
-void FlowBuilder::Direction::begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle) {
+void FlowBuilder::Direction::begin(const By<Resource, int64_t>& counted, const By<Resource, int64_t>* idle) {
   tally.end();  // what a refusal left after
   others = counted;
   if (idle) std::transform(counted.begin(), counted.end(), idle->begin(), others.begin(), std::plus<>());
@@ -238,7 +239,7 @@ void FlowBuilder::weigh_by_output() {
   block_->weight_forward.assign(count, INT64_MAX);
   at_.assign(block_->flows.size(), -1);  // the last reader that was seen
   auto found = found_.begin();           // in the order of parts and readers
-  for (int32_t part = 0; part < maker_->layout->num_output_parts; ++part)
+  for (const OutputPart part : maker_->layout->output_parts())
     for (int32_t i = 0; i < count; ++i) {
       Together there(together_, &Flow::there);
       for (; found != found_.end() && found->reader.reader == i && block_->flows[found->flow].part == part; ++found)
@@ -248,7 +249,7 @@ void FlowBuilder::weigh_by_output() {
   block_->arrival_backward = INT64_MAX;
   for (size_t i = 0; i < block_->flows.size();) {
     Together back(together_, &Flow::back);
-    for (const int32_t part = block_->flows[i].part; i < block_->flows.size() && block_->flows[i].part == part; ++i)
+    for (const OutputPart part = block_->flows[i].part; i < block_->flows.size() && block_->flows[i].part == part; ++i)
       back.add(block_->flows[i]);
     block_->arrival_backward = std::min(block_->arrival_backward, back.time());
   }
@@ -262,7 +263,7 @@ void FlowBuilder::weigh_by_reader() {
   first_part_.assign(count + 1, 0);
   for (size_t i = 0; i < count; ++i) first_part_[i + 1] = first_part_[i] + reader(i).layout->num_parts;
   at_.assign(first_part_[count] + 1, 0);  // by reading part: where its flows begin
-  const auto part_of = [&](const Reader& reader) { return first_part_[reader.reader] + reader.part; };
+  const auto part_of = [&](const Reader& reader) { return first_part_[reader.reader] + reader.part.value; };
   for (const auto& found : found_) ++at_[part_of(found.reader)];
   std::partial_sum(at_.begin(), at_.end(), at_.begin());
   by_part_.resize(at_.back());

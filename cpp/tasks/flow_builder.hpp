@@ -29,21 +29,21 @@ class FlowBuilder {
    public:
     explicit Tally(size_t num_resources) : served_(num_resources) {}
 
-    int64_t add(int32_t resource, int64_t duration);  // returns what it serves now
-    int64_t end(std::vector<Hold>* sums = nullptr);   // begins anew; returns the most that a resource served
+    int64_t add(Resource resource, int64_t duration);  // returns what it serves now
+    int64_t end(std::vector<Hold>* sums = nullptr);    // begins anew; returns the most that a resource served
 
    private:
-    std::vector<int64_t> served_;     // by resource
-    std::vector<int32_t> resources_;  // that serve any
+    By<Resource, int64_t> served_;
+    std::vector<Resource> resources_;  // that serve any
   };
 
   // The transfers of one direction.
   struct Direction {
     Tally tally;
-    std::vector<int64_t> others;  // by resource: what else is counted, and how long it stands idle
-    int64_t most = 0;             // that a resource takes for all of this
+    By<Resource, int64_t> others;  // what else is counted, and how long it stands idle
+    int64_t most = 0;              // that a resource takes for all of this
 
-    void begin(const std::vector<int64_t>& counted, const std::vector<int64_t>* idle);
+    void begin(const By<Resource, int64_t>& counted, const By<Resource, int64_t>* idle);
     Trip add(const Topology::Way& way);
   };
 
@@ -51,9 +51,9 @@ class FlowBuilder {
   void begin(int32_t tensor, FlowBlock& block);
   void begin_trips();
   bool fits() const;
-  void find_flows(int32_t part);
-  int32_t flow_to(int32_t part, int32_t device, const Interval* hull);
-  Flow new_flow(int32_t part, int32_t device) const;
+  void find_flows(OutputPart part);
+  int32_t flow_to(OutputPart part, Device device, const Interval* hull);
+  Flow new_flow(OutputPart part, Device device) const;
   void sort_readers();
   void find_gaps();
   void add_trips(size_t first);
@@ -84,7 +84,7 @@ class FlowBuilder {
   int64_t rank_ = 0;
   std::vector<bool> gives_;                // by reader: it gives back a gradient
   std::vector<const Overlaps*> overlaps_;  // by reader
-  std::vector<int32_t> flow_on_;           // by device: the flow of the present output part
+  By<Device, int32_t> flow_on_;            // the flow of the present output part
   std::vector<Found> found_;
   std::vector<int32_t> at_, first_part_, by_part_;
   Tally together_;
@@ -96,7 +96,7 @@ class FlowBuilder {
   std::vector<const Overlaps*> between_;          // parallel to the tensor's shortcuts, which are sorted by `after`
   std::vector<int32_t> first_shortcut_;           // by reader after
   std::vector<std::span<const Reader>> in_flow_;  // by reader
-  std::vector<int32_t> sinks_;                    // the tasks that take a gradient
+  std::vector<Slot> sinks_;                       // the tasks that take a gradient
 };
 
 }  // namespace soapstone

@@ -21,7 +21,7 @@ void FlowBuilder::join(int32_t tensor, FlowBlock& block, const FlowBlock* before
 // Transfers look into their block for what they hold and who waits for them.
 void FlowBuilder::point(const FlowBlock& block) {
   int32_t at = 0;
-  const auto look = [&](int32_t slot, const Trip& trip) {
+  const auto look = [&](Slot slot, const Trip& trip) {
     Task& task = graph_.pool.tasks[slot];
     const int32_t end = block.next_end[slot - block.begin];
     task.holds = block.holds.data() + trip.begin;
@@ -54,7 +54,7 @@ bool FlowBuilder::moves_alike(const FlowBlock& before) const {
 void FlowBuilder::add_holds(Flow& flow, bool back) {
   auto& holds = block_->holds;
   auto& trip = back ? flow.back : flow.there;
-  const int32_t from = back ? flow.device : flow.source, to = back ? flow.source : flow.device;
+  const Device from = back ? flow.device : flow.source, to = back ? flow.source : flow.device;
   trip.begin = static_cast<int32_t>(holds.size());
   graph_.machine.topology.transfer(from, to, flow.bytes, holds);
   trip.end = static_cast<int32_t>(holds.size());
@@ -65,12 +65,13 @@ void FlowBuilder::add_transfers(const FlowBlock* before) {
   for (const auto& flow : block_->flows) count += flow.moves() + (flow.moves() && flow.returns);
   block_->count = count;
   block_->begin = before && moves_alike(*before) ? before->begin : graph_.pool.take(count);
-  int32_t slot = block_->begin;
+  Slot slot = block_->begin;
   for (const bool back : {false, true})
     for (auto& flow : block_->flows) {
       if (!flow.moves() || (back && !flow.returns)) continue;
       add_holds(flow, back);
-      const uint64_t key = graph_.key(back, tensor_->producer, Kind::transfer, tensor_->output, flow.part, flow.device);
+      const uint64_t key =
+          graph_.key(back, tensor_->producer, Kind::transfer, tensor_->output, flow.part.value, flow.device.value);
       (back ? flow.backward : flow.forward) = slot;
       graph_.pool.write(slot++, key, graph_.transfer_tail(index_, back), block_->holds, back ? flow.back : flow.there);
     }
@@ -81,7 +82,7 @@ void FlowBuilder::find_all_shortcuts() {
   for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
     if (tensors[tensor].source != Source::op) continue;
     const auto& readers = tensors[tensor].readers;
-    std::map<int32_t, int32_t> index;
+    std::map<OpIndex, int32_t> index;
     for (size_t i = 0; i < readers.size(); ++i) index.try_emplace(readers[i].first, static_cast<int32_t>(i));
     for (size_t after = 0; after < readers.size(); ++after)
       for (const auto& [other, reader] : graph_.reads[readers[after].first])
@@ -117,10 +118,10 @@ bool FlowBuilder::follows(const Reader& reading, bool back) const {
     const auto& [before, after, tensor, input] = shortcuts_[index_][i];
     if (back && !(gives_[before] && graph_.graph.tensors[tensor].grad)) continue;
     const auto& share = reader(after).layout->inputs[graph_.graph.tensors[tensor].readers[input].second];
-    const auto& made = reader(before).layout->outputs[graph_.graph.tensors[tensor].output];
-    const int32_t copies = reader(before).layout->copies;
+    const auto& maker = *reader(before).layout;
+    const auto& made = maker.outputs[graph_.graph.tensors[tensor].output];
     for (const Reader& at : in_flow_[before])
-      if (between_[i]->meet(made.of_part[at.part / copies], share.of_part[reading.part])) return true;
+      if (between_[i]->meet(made.of_part[maker.output_of(at.part)], share.of_part[reading.part])) return true;
   }
   return false;
 }
@@ -129,13 +130,13 @@ bool FlowBuilder::follows(const Reader& reading, bool back) const {
 void FlowBuilder::connect() {
   for (size_t i = 0; i < block_->flows.size(); ++i) {
     const auto& flow = block_->flows[i];
-    const int32_t arrival = maker_->block->arrival(*maker_->layout, flow.maker);
+    const Slot arrival = maker_->block->arrival(*maker_->layout, flow.maker);
     const auto readers = block_->readers_of(i);
     look_at(readers);
     if (flow.moves()) block_->forward.push_back({arrival, flow.forward});
     for (const Reader& at : readers) {
       if (follows(at, false)) continue;
-      const int32_t slot = reader(at.reader).block->forward[at.part];
+      const Slot slot = reader(at.reader).block->forward[at.part];
       if (flow.moves())
         block_->next.push_back(slot);
       else
@@ -159,9 +160,9 @@ void FlowBuilder::find_sinks(const Flow& flow, bool first) {
   const auto& finish = maker_->block->finish_backward;
   sinks_.assign(1, maker_->block->sink(*maker_->layout, flow.maker));
   if (!first || finish.empty()) return;
-  const int32_t copies = maker_->layout->copies;
-  for (int32_t part = flow.part * copies; part < (flow.part + 1) * copies; ++part)
-    if (!block_->returns[part] && finish[part] >= 0) sinks_.push_back(finish[part]);
+  const auto& layout = *maker_->layout;
+  for (const Part part : range(layout.first_copy(flow.part), layout.first_copy(flow.part + 1)))
+    if (!block_->returns[part] && finish[part] != none) sinks_.push_back(finish[part]);
 }
 
 // The part's backward waits for its readers' gradients, or for the transfer of their sum.
@@ -176,12 +177,12 @@ void FlowBuilder::connect_gradients() {
     look_at(readers);
     for (const Reader& at : readers) {
       if (!gives_[at.reader] || follows(at, true)) continue;
-      const int32_t slot = reader(at.reader).block->backward[at.part];
+      const Slot slot = reader(at.reader).block->backward[at.part];
       auto& edges = block_->backward[at.reader];
       if (flow.moves())
         edges.push_back({slot, flow.backward});
       else
-        for (const int32_t sink : sinks_) edges.push_back({slot, sink});
+        for (const Slot sink : sinks_) edges.push_back({slot, sink});
     }
     if (!flow.moves()) continue;
     block_->next.insert(block_->next.end(), sinks_.begin(), sinks_.end());

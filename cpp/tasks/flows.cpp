@@ -41,7 +41,7 @@ bool FlowBlocks::route(ChangeSet& changes, int64_t limit, const Idle* idle) {
 
 void FlowBlocks::count(const FlowBlock& block, int64_t sign) {
   auto& totals = graph_.totals;
-  const auto add = [&](std::vector<int64_t>& to, const std::vector<Hold>& sums) {
+  const auto add = [&](By<Resource, int64_t>& to, const std::vector<Hold>& sums) {
     for (const auto& [resource, duration] : sums) {
       to[resource] += sign * duration;
       totals.work[resource] += sign * duration;
@@ -49,7 +49,7 @@ void FlowBlocks::count(const FlowBlock& block, int64_t sign) {
   };
   add(totals.before, block.before);
   add(totals.after, block.after);
-  for (size_t device = 0; device < block.made.size(); ++device) totals.memory.made[device] += sign * block.made[device];
+  for (const Device device : block.made.indices()) totals.memory.made[device] += sign * block.made[device];
 }
 
 void FlowBlocks::join(ChangeSet& changes) {
@@ -107,7 +107,7 @@ void FlowBlocks::drop(std::unique_ptr<FlowBlock> block, const FlowBlock* other) 
   spare_.give(std::move(block));
 }
 
-void FlowBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+void FlowBlocks::add_edges(OpIndex op, std::vector<Edge>& edges) const {
   const auto add = [&](const std::vector<Edge>& more) { edges.insert(edges.end(), more.begin(), more.end()); };
   for (const auto& output : graph_.graph.ops[op].outputs) add(blocks_[output.tensor]->forward);
   for (const auto& [tensor, reader] : graph_.reads[op]) add(blocks_[tensor]->backward[reader]);
@@ -130,17 +130,17 @@ void FlowBlocks::list_tensor(int32_t index, Listing& listing) const {
   for (size_t i = 0; i < block.flows.size(); ++i) {
     const auto& flow = block.flows[i];
     const auto* hull = block.hulls.data() + static_cast<ptrdiff_t>(i) * rank;
-    FlowRow row{index, flow.part, flow.device, flow.source, {hull, hull + rank}, flow.forward, flow.backward, {}};
+    FlowRow row{index, flow.part, flow.device, flow.source, {hull, hull + rank}, -1, -1, {}};
     for (const auto& [reader, part] : block.readers_of(i)) row.readers.emplace_back(tensor.readers[reader].first, part);
     sort_unique(row.readers);
-    const int32_t number = listing.add_flow(std::move(row));
+    const int32_t number = listing.add_flow(std::move(row), flow.forward, flow.backward);
     for (const bool backward : {false, true}) {
-      const int32_t slot = backward ? flow.backward : flow.forward;
-      if (slot < 0) continue;
+      const Slot slot = backward ? flow.backward : flow.forward;
+      if (slot == none) continue;
       TaskRow task;
       task.kind = Kind::transfer;
       task.op = tensor.producer;
-      task.part = flow.part;
+      task.part = flow.part.value;
       task.backward = backward;
       task.bytes = flow.bytes;
       task.flow = number;

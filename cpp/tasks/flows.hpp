@@ -17,10 +17,12 @@ class TaskGraph;
 
 // An output part of a tensor as one device has it: made there, or moved there from `source`.
 struct Flow {
-  int32_t part = 0, device = 0, source = 0, maker = 0;  // maker: the op's part that makes or finishes it on `source`
-  bool returns = false;                                 // a gradient goes back
-  int32_t forward = -1, backward = -1;                  // the transfers' slots, -1 where it does not move
-  int32_t readers_begin = 0;                            // its readers begin here in FlowBlock::readers
+  OutputPart part;
+  Part maker;  // that makes or finishes it on `source`
+  Device device, source;
+  bool returns = false;                  // a gradient goes back
+  Slot forward = none, backward = none;  // the transfers, where it moves
+  int32_t readers_begin = 0;             // its readers begin here in FlowBlock::readers
   int64_t bytes = 0;
   Trip there, back;
 
@@ -28,19 +30,21 @@ struct Flow {
 };
 
 struct Reader {
-  int32_t reader, part;  // an index in the tensor's readers, and a part of that op
+  int32_t reader;  // an index in the tensor's readers
+  Part part;       // of that op
 };
 
 struct FlowBlock : Block {
   std::vector<Flow> flows;
   std::vector<Hold> before, after;            // what each resource serves of the transfers, there and back
-  std::vector<int64_t> made;                  // by device: bytes of what is moved there
+  By<Device, int64_t> made;                   // bytes of what is moved there
   std::vector<Interval> hulls;                // of what each flow's device reads, one interval for each dim
   std::vector<Reader> readers;                // of all flows
-  std::vector<int32_t> next, next_end;        // successors of all transfers, and where each one's end
+  std::vector<Slot> next;                     // successors of all transfers,
+  std::vector<int32_t> next_end;              // and where each one's end
   std::vector<Edge> forward;                  // from the maker's tasks
   std::vector<std::vector<Edge>> backward;    // from each reader's tasks
-  std::vector<bool> read, returns;            // by the maker's part: some device has it, a gradient comes back to it
+  By<Part, bool> read, returns;               // of the maker: some device has it, a gradient comes back to it
   bool all_read = false, all_return = false;  // of every output part some copy
   // By reader: the least time that its messages add, or uncounted: after any part that sends, and before any that
   // receives.
@@ -74,7 +78,7 @@ class FlowBlocks final : public Blocks {
   void join(ChangeSet& changes) override;
   void commit() override;
   void rollback(const ChangeSet& changes) override;
-  void add_edges(int32_t op, std::vector<Edge>& edges) const override;
+  void add_edges(OpIndex op, std::vector<Edge>& edges) const override;
   void add_slots(std::vector<SlotRun>& runs) const override;
   void list(Listing& listing) const override;
 

@@ -8,14 +8,14 @@
 
 namespace soapstone {
 
-Listing::Listing(const Graph& graph, Machine machine, const Times& times, const std::vector<Configuration>& strategy)
+Listing::Listing(const Graph& graph, Machine machine, const Times& times, const Strategy& strategy)
     : graph_(graph, std::move(machine), times, {.thorough = true}) {
   graph_.begin(strategy);
   graph_.list(*this);
   sort_rows();
 }
 
-void Listing::add(int32_t slot, TaskRow row) {
+void Listing::add(Slot slot, TaskRow row) {
   const Task& task = graph_.pool.tasks[slot];
   row.key = task.key;
   row.latency = task.latency;
@@ -25,10 +25,11 @@ void Listing::add(int32_t slot, TaskRow row) {
   slots_.push_back(slot);
 }
 
-int32_t Listing::add_flow(FlowRow row) {
+int32_t Listing::add_flow(FlowRow row, Slot forward, Slot backward) {
   const auto number = static_cast<int32_t>(flows.size());
   flow_[{row.tensor, row.part, row.device}] = number;
   flows.push_back(std::move(row));
+  transfers_.emplace_back(forward, backward);
   return number;
 }
 
@@ -38,7 +39,7 @@ void Listing::sort_rows() {
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tasks[a].key < tasks[b].key; });
   std::vector<TaskRow> sorted;
-  std::vector<int32_t> slots;
+  std::vector<Slot> slots;
   sorted.reserve(tasks.size());
   for (const int32_t i : order) {
     row_of_[slots_[i]] = static_cast<int32_t>(sorted.size());
@@ -53,12 +54,14 @@ void Listing::sort_rows() {
       if (auto& after = tasks[row_of_[task.next[i]]].after; after.empty() || after.back() != static_cast<int32_t>(row))
         after.push_back(static_cast<int32_t>(row));
   }
-  for (auto& flow : flows)
-    for (auto* transfer : {&flow.forward, &flow.backward})
-      if (*transfer >= 0) *transfer = row_of_[*transfer];
+  for (size_t flow = 0; flow < flows.size(); ++flow) {
+    const auto [forward, backward] = transfers_[flow];
+    if (forward != none) flows[flow].forward = row_of_[forward];
+    if (backward != none) flows[flow].backward = row_of_[backward];
+  }
 }
 
-Fetch Listing::fetch(int32_t op, int32_t part, int32_t input) const {
+Fetch Listing::fetch(OpIndex op, Part part, int32_t input) const {
   const auto& reader = graph_.ops.at(op);
   const int32_t tensor = graph_.graph.ops.at(op).inputs.at(input).tensor;
   const auto& share = reader.layout->inputs[input];
@@ -67,13 +70,13 @@ Fetch Listing::fetch(int32_t op, int32_t part, int32_t input) const {
   if (!graph_.flows[tensor]) return result;
   const auto& [source, item_size, grad, factoring, producer, output, readers] = graph_.graph.tensors[tensor];
   const auto& made = graph_.ops[producer].layout->outputs[output];
-  for (size_t from = 0; from < made.of_part.size(); ++from) {
+  for (const OutputPart from : made.of_part.indices()) {
     std::vector<Box> shared;
     for (const auto& a : made.boxes[made.of_part[from]])
       for (const auto& b : read)
         if (auto both = intersect(a, b)) shared.push_back(std::move(*both));
     if (shared.empty()) continue;
-    const int32_t flow = flow_.at({tensor, static_cast<int32_t>(from), reader.configuration.devices[part]});
+    const int32_t flow = flow_.at({tensor, from, reader.configuration.devices[part]});
     result.flows.emplace_back(flow, std::move(shared));
   }
   return result;

@@ -10,21 +10,24 @@ namespace soapstone {
 struct TaskRow {
   uint64_t key = 0;
   Kind kind = Kind::forward;
-  int32_t op = -1, part = -1;  // part: of the op; a combine's group; a transfer's output part
+  OpIndex op = none;
+  int32_t part = -1;  // of the op; a combine's group; a transfer's output part
   bool backward = false, finish = false;
   int64_t bytes = 0, latency = 0;
   int32_t flow = -1;                                // transfer
-  std::vector<int32_t> devices;                     // where it runs; a transfer: source, destination
+  std::vector<Device> devices;                      // where it runs; a transfer: source, destination
   std::vector<std::pair<int32_t, int32_t>> pieces;  // sync: (parameter, piece)
   std::vector<int32_t> after;                       // rows
   std::vector<Hold> holds;
 };
 
 struct FlowRow {
-  int32_t tensor = 0, part = 0, device = 0, source = 0;
-  Box hull;                                          // all that the device reads of it
-  int32_t forward = -1, backward = -1;               // the transfers' rows, -1 where it does not move
-  std::vector<std::pair<int32_t, int32_t>> readers;  // (op, part), increasing
+  int32_t tensor = 0;
+  OutputPart part;
+  Device device, source;
+  Box hull;                                       // all that the device reads of it
+  int32_t forward = -1, backward = -1;            // the transfers' rows, -1 where it does not move
+  std::vector<std::pair<OpIndex, Part>> readers;  // increasing
 };
 
 // What one part reads of one input: the hull, and the boxes that come with each flow.
@@ -35,29 +38,30 @@ struct Fetch {
 
 class Listing {
  public:
-  Listing(const Graph&, Machine, const Times&, const std::vector<Configuration>& strategy);
+  Listing(const Graph&, Machine, const Times&, const Strategy& strategy);
 
   std::vector<TaskRow> tasks;
   std::vector<FlowRow> flows;
 
-  // For the blocks: a row with what it does, to which the task at a slot gives the rest; and what moves, which returns
-  // its number.
-  void add(int32_t slot, TaskRow row);
-  int32_t add_flow(FlowRow row);
+  // For the blocks: a row with what it does, to which the task at a slot gives the rest; and what moves, with the
+  // transfers that move it, which returns its number.
+  void add(Slot slot, TaskRow row);
+  int32_t add_flow(FlowRow row, Slot forward, Slot backward);
 
-  Fetch fetch(int32_t op, int32_t part, int32_t input) const;
+  Fetch fetch(OpIndex op, Part part, int32_t input) const;
   std::vector<Piece> pieces(int32_t tensor) const;
-  const Layout& layout(int32_t op) const { return *graph_.ops.at(op).layout; }
+  const Layout& layout(OpIndex op) const { return *graph_.ops.at(op).layout; }
   TaskGraph& graph() { return graph_; }
-  int32_t row_of(int32_t slot) const { return row_of_[slot]; }
+  int32_t row_of(Slot slot) const { return row_of_[slot]; }
 
  private:
   void sort_rows();
 
   TaskGraph graph_;
-  std::vector<int32_t> slots_;                                     // by row
-  std::vector<int32_t> row_of_;                                    // by slot
-  std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> flow_;  // (tensor, part, device)
+  std::vector<Slot> slots_;                                          // by row
+  std::vector<std::pair<Slot, Slot>> transfers_;                     // by flow: forward, backward
+  By<Slot, int32_t> row_of_;                                         // -1 where no task is
+  std::map<std::tuple<int32_t, OutputPart, Device>, int32_t> flow_;  // by (tensor, part, device)
 };
 
 }  // namespace soapstone

@@ -10,14 +10,13 @@ Loss::Loss(TaskGraph& graph, bool may_separate) : graph_(graph), may_separate_(m
   const auto& ops = graph.graph.ops;
   const auto is_read = [&](const Operand& output) { return !graph.graph.tensors[output.tensor].readers.empty(); };
   int32_t count = 0;
-  for (size_t op = 0; op < ops.size(); ++op)
-    if (std::none_of(ops[op].outputs.begin(), ops[op].outputs.end(), is_read))
-      op_ = ++count == 1 ? static_cast<int32_t>(op) : -1;
+  for (const OpIndex op : ops.indices())
+    if (std::none_of(ops[op].outputs.begin(), ops[op].outputs.end(), is_read)) op_ = ++count == 1 ? op : none;
 }
 
-int32_t Loss::task() const {
+Slot Loss::task() const {
   const auto& [configuration, layout, block] = graph_.ops[op_];
-  return layout->combines ? block->combine_forward[0] : block->forward[0];
+  return layout->combines ? block->combine_forward.front() : block->forward.front();
 }
 
 void Loss::look_ahead() { separates_ = separated_ && may_separate() && surely_separates(); }
@@ -25,7 +24,8 @@ void Loss::look_ahead() { separates_ = separated_ && may_separate() && surely_se
 void Loss::look() { separates_ = may_separate() && separates_now(); }
 
 bool Loss::may_separate() const {
-  return may_separate_ && op_ >= 0 && graph_.graph.ops[op_].backward && graph_.ops[op_].layout->num_output_parts == 1;
+  return may_separate_ && op_ != none && graph_.graph.ops[op_].backward &&
+         graph_.ops[op_].layout->num_output_parts == 1;
 }
 
 bool Loss::surely_separates() {
@@ -37,7 +37,7 @@ bool Loss::surely_separates() {
     return back ? graph_.flows[output.tensor]->all_return : graph_.flows[output.tensor]->all_read;
   };
   for (const int32_t tensor : tensors) {
-    const int32_t op = graph.tensors[tensor].producer;
+    const OpIndex op = graph.tensors[tensor].producer;
     const auto& outputs = graph.ops[op].outputs;
     if (op != op_ && std::none_of(outputs.begin(), outputs.end(), leads_on)) return false;
   }
@@ -59,13 +59,13 @@ bool Loss::separates_now() const {
   if (separated_)  // and what the change does not reach still leads on
     return std::all_of(graph_.changes().tensors.begin(), graph_.changes().tensors.end(),
                        [&](int32_t tensor) { return leads_on(graph_.graph.tensors[tensor].producer); });
-  for (int32_t op = 0; op < static_cast<int32_t>(graph_.ops.size()); ++op)
+  for (const OpIndex op : graph_.ops.indices())
     if (!leads_on(op)) return false;
   return true;
 }
 
 // Whether an op's output parts are all read, or all get a gradient where it has a backward.
-bool Loss::leads_on(int32_t op) const {
+bool Loss::leads_on(OpIndex op) const {
   const auto& outputs = graph_.graph.ops[op].outputs;
   return op == op_ || std::any_of(outputs.begin(), outputs.end(), [&](const Operand& output) {
            const auto& block = *graph_.flows[output.tensor];

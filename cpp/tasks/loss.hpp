@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "support/index.hpp"
+
 namespace soapstone {
 
 class TaskGraph;
@@ -14,8 +16,8 @@ class Loss {
   // `may_separate` is off where engines shall do without.
   Loss(TaskGraph& graph, bool may_separate);
 
-  int32_t op() const { return op_; }             // that ends forward, -1 where there are several
-  int32_t task() const;                          // that does; what finishes a combined loss begins backward
+  OpIndex op() const { return op_; }             // that ends forward, none where there are several
+  Slot task() const;                             // that does; what finishes a combined loss begins backward
   bool separates() const { return separates_; }  // surely
 
   void begin_change() { separated_ = separates_; }
@@ -27,12 +29,12 @@ class Loss {
   bool may_separate() const;
   bool surely_separates();
   bool separates_now() const;
-  bool leads_on(int32_t op) const;
+  bool leads_on(OpIndex op) const;
   bool is_wanted(int32_t tensor, bool back);
 
   TaskGraph& graph_;
   bool may_separate_;
-  int32_t op_ = -1;
+  OpIndex op_ = none;
   bool separates_ = false, separated_ = false;  // now, and before the change
 };
 

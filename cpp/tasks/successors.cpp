@@ -9,14 +9,14 @@ namespace soapstone {
 Successors::Successors(TaskGraph& graph)
     : graph_(graph), lists_(graph.graph.ops.size()), is_marked_(graph.graph.ops.size()) {}
 
-void Successors::mark(int32_t op) {
+void Successors::mark(OpIndex op) {
   if (is_marked_[op]) return;
   is_marked_[op] = true;
   marked_.push_back(op);
 }
 
 void Successors::join(ChangeSet& changes) {
-  for (const int32_t op : marked_) {
+  for (const OpIndex op : marked_) {
     auto list = gathered(op);
     if (!graph_.ops.is_changing(op)) changes.rewired.push_back(graph_.ops[op].block->run());
     if (lists_[op]) graph_.pool.unlink(lists_[op]->slots);
@@ -29,7 +29,7 @@ void Successors::join(ChangeSet& changes) {
   marked_.clear();
 }
 
-std::unique_ptr<Successors::List> Successors::gathered(int32_t op) {
+std::unique_ptr<Successors::List> Successors::gathered(OpIndex op) {
   edges_.clear();
   graph_.add_edges(op, edges_);
   const auto& block = *graph_.ops[op].block;
@@ -42,7 +42,7 @@ std::unique_ptr<Successors::List> Successors::gathered(int32_t op) {
   return list;
 }
 
-void Successors::point(int32_t op) {
+void Successors::point(OpIndex op) {
   const auto& [slots, end] = *lists_[op];
   const auto& block = *graph_.ops[op].block;
   for (int32_t i = 0, at = 0; i < block.count; at = end[i++]) {

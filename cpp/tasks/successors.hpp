@@ -19,7 +19,7 @@ class Successors {
   explicit Successors(TaskGraph& graph);
 
   // An op's tasks have others than before.
-  void mark(int32_t op);
+  void mark(OpIndex op);
   // Gather those of the marked ops anew.
   void join(ChangeSet& changes);
   void commit();
@@ -27,20 +27,21 @@ class Successors {
 
  private:
   struct List {
-    std::vector<int32_t> slots, end;  // of all of the op's tasks, and where each task's end
+    std::vector<Slot> slots;   // of all of the op's tasks,
+    std::vector<int32_t> end;  // and where each task's end
 
     void clear() {}  // all is assigned anew
     bool is_large() const { return slots.capacity() > 4096; }
   };
 
-  std::unique_ptr<List> gathered(int32_t op);
-  void point(int32_t op);
+  std::unique_ptr<List> gathered(OpIndex op);
+  void point(OpIndex op);
 
   TaskGraph& graph_;
-  std::vector<std::unique_ptr<List>> lists_;
-  std::vector<std::pair<int32_t, std::unique_ptr<List>>> replaced_;
-  std::vector<int32_t> marked_;
-  std::vector<bool> is_marked_;
+  By<OpIndex, std::unique_ptr<List>> lists_;
+  std::vector<std::pair<OpIndex, std::unique_ptr<List>>> replaced_;
+  std::vector<OpIndex> marked_;
+  By<OpIndex, bool> is_marked_;
   std::vector<Edge> edges_;  // gathered's own
   Spares<List> spare_;
 };

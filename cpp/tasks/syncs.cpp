@@ -38,9 +38,9 @@ class SyncBuilder {
     if (block_.edges.size() < group_.ops.size()) block_.edges.resize(group_.ops.size());
     if (!group_.grad) return;
     if (block_.tasks->count == 0) add_syncs();
-    each_wait([&](const Piece& piece, int32_t slot, int64_t) {
+    each_wait([&](const Piece& piece, Slot slot, int64_t) {
       for (const auto& [place, part] : piece.parts)
-        if (const int32_t op = group_.ops[place]; graph_.graph.ops[op].backward)
+        if (const OpIndex op = group_.ops[place]; graph_.graph.ops[op].backward)
           block_.edges[place].push_back({graph_.ops[op].block->backward[part], slot});
     });
   }
@@ -71,7 +71,7 @@ class SyncBuilder {
   }
 
   // Every box is a piece, but for those with the same holders.
-  std::vector<Piece> by_box(int32_t op, int32_t input) const {
+  std::vector<Piece> by_box(OpIndex op, int32_t input) const {
     const auto& state = graph_.ops[op];
     const auto& share = state.layout->inputs[input];
     const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
@@ -83,7 +83,7 @@ class SyncBuilder {
       if (at == pieces.end()) at = pieces.insert(at, {holders, {}, 0, {}});
       at->elements += volume(share.boxes[box][0]);
       at->boxes.push_back(share.boxes[box][0]);
-      for (const int32_t part : share.parts_of(box)) at->parts.emplace_back(static_cast<int32_t>(place), part);
+      for (const Part part : share.parts_of(box)) at->parts.emplace_back(static_cast<int32_t>(place), part);
     }
     return pieces;
   }
@@ -96,10 +96,10 @@ class SyncBuilder {
     std::vector<uint64_t> on;  // a bit for each reading and device
     for (const auto& [op, input] : graph_.graph.tensors[index].readers) {
       const auto& [configuration, layout, block] = graph_.ops[op];
-      const Share& share = layout->inputs[input];
+      const auto& share = layout->inputs[input];
       const auto place = std::lower_bound(group_.ops.begin(), group_.ops.end(), op) - group_.ops.begin();
-      for (int32_t part = 0; part < layout->num_parts; ++part) {
-        const int32_t box = share.of_part[part], region = share.regions[box], device = configuration.devices[part];
+      for (const Part part : layout->parts()) {
+        const int32_t box = share.of_part[part], region = share.regions[box];
         if (region < 0) continue;
         if (reading_of_[region] < 0) {
           reading_of_[region] = static_cast<int32_t>(readings.size());
@@ -109,13 +109,14 @@ class SyncBuilder {
         }
         const int32_t reading = reading_of_[region];
         readings[reading].parts.emplace_back(static_cast<int32_t>(place), part);
-        on[reading * num_words + (device >> 6)] |= uint64_t{1} << (device & 63);
+        const int32_t bit = configuration.devices[part].value;
+        on[reading * num_words + (bit >> 6)] |= uint64_t{1} << (bit & 63);
       }
     }
     for (const int32_t region : regions) reading_of_[region] = -1;
     for (size_t i = 0; i < on.size(); ++i)
       for (uint64_t bits = on[i]; bits; bits &= bits - 1)
-        readings[i / num_words].devices.push_back(static_cast<int32_t>(i % num_words * 64) + std::countr_zero(bits));
+        readings[i / num_words].devices.emplace_back(i % num_words * 64 + std::countr_zero(bits));
     return pieces_of(readings);
   }
 
@@ -153,16 +154,16 @@ class SyncBuilder {
     tasks.count = static_cast<int32_t>(tasks.buckets.size());
     tasks.begin = graph_.pool.take(tasks.count);
     const auto last_op = static_cast<int64_t>(graph_.graph.ops.size()) - 1;
-    int32_t slot = tasks.begin;
+    Slot slot = tasks.begin;
     for (auto& bucket : tasks.buckets) {
       const auto& [i, p] = bucket.pieces[0];
-      const int64_t order = last_op - tensor(i).readers.front().first;
+      const int64_t order = last_op - tensor(i).readers.front().first.value;
       const uint64_t key = pack_key(sync_phase, order, Kind::sync, 0, group_.tensors[i], p);
       graph_.pool.write(slot, key, graph_.sync_tail(), tasks.holds, bucket.trip);
       bucket.slot = slot++;
-      for (const int32_t device : bucket.holders) tasks.next.push_back(graph_.updates.slot_of(device));
+      for (const Device device : bucket.holders) tasks.next.push_back(graph_.updates.slot_of(device));
     }
-    const int32_t* at = tasks.next.data();
+    const Slot* at = tasks.next.data();
     for (const auto& bucket : tasks.buckets) {
       auto& task = graph_.pool.tasks[bucket.slot];
       task.next = at;
@@ -187,12 +188,13 @@ class SyncBuilder {
     for (size_t i = 0; i < group_.ops.size(); ++i)
       first[i + 1] = first[i] + graph_.ops[group_.ops[i]].layout->num_parts;
     std::vector<int64_t> slowest(first.back(), uncounted);
-    each_wait([&](const Piece& piece, int32_t, int64_t time) {
+    each_wait([&](const Piece& piece, Slot, int64_t time) {
       bool waits = false;
       for (const auto& [place, part] : piece.parts) {
         if (!graph_.graph.ops[group_.ops[place]].backward) continue;
         waits = true;
-        slowest[first[place] + part] = std::max(slowest[first[place] + part], time);
+        int64_t& own = slowest[first[place] + part.value];
+        own = std::max(own, time);
       }
       block_.all_wait &= waits;
     });
@@ -237,7 +239,7 @@ void SyncBlocks::count(int32_t group, const SyncBlock& block, int64_t sign) {
   graph_.totals.count(*block.tasks, sign);
   for (size_t i = 0; i < groups_[group].tensors.size(); ++i)
     for (const auto& piece : *block.pieces[i])
-      for (const int32_t device : piece.holders) {
+      for (const Device device : piece.holders) {
         const int64_t bytes = piece.elements * graph_.graph.tensors[groups_[group].tensors[i]].item_size;
         parameters[device] += sign * bytes;
         if (!groups_[group].grad) continue;
@@ -245,7 +247,7 @@ void SyncBlocks::count(int32_t group, const SyncBlock& block, int64_t sign) {
         graph_.totals.elements[device] += sign * piece.elements;
       }
   for (const auto& bucket : block.tasks->buckets)
-    for (const int32_t device : bucket.holders) buckets[device] += sign * bucket.bytes;
+    for (const Device device : bucket.holders) buckets[device] += sign * bucket.bytes;
 }
 
 const SyncBlock& SyncBlocks::before(int32_t group) const {
@@ -298,7 +300,7 @@ void SyncBlocks::drop(std::unique_ptr<SyncBlock> block, const SyncBlock* other) 
   spare_.give(std::move(block));
 }
 
-void SyncBlocks::add_edges(int32_t op, std::vector<Edge>& edges) const {
+void SyncBlocks::add_edges(OpIndex op, std::vector<Edge>& edges) const {
   for (const auto& [group, place] : groups_of_op_[op]) {
     const auto& more = blocks_[group]->edges[place];
     edges.insert(edges.end(), more.begin(), more.end());
@@ -333,7 +335,7 @@ void SyncBlocks::make_groups() {
   std::vector<std::pair<int32_t, int32_t>> order;  // (first reader, tensor)
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].source == Source::parameter && !tensors[i].readers.empty())
-      order.emplace_back(-tensors[i].readers.front().first, static_cast<int32_t>(i));
+      order.emplace_back(-tensors[i].readers.front().first.value, static_cast<int32_t>(i));
   std::sort(order.begin(), order.end());
   size_t run = 0;          // its group
   int64_t bytes_left = 0;  // until it is full

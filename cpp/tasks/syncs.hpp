@@ -14,10 +14,10 @@ namespace soapstone {
 class TaskGraph;
 
 struct Bucket {
-  std::vector<int32_t> holders;
+  std::vector<Device> holders;
   std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
   int64_t bytes = 0;
-  int32_t slot = -1;
+  Slot slot = none;
   Trip trip;
 
   bool same_sum(const Bucket& other) const {
@@ -27,7 +27,7 @@ struct Bucket {
 
 struct SyncTasks : Block {
   std::vector<Bucket> buckets;
-  std::vector<int32_t> next;
+  std::vector<Slot> next;
 };
 
 struct SyncBlock {
@@ -43,7 +43,8 @@ struct SyncBlock {
 
 // Parameters whose pieces may share a bucket, and the ops that read them.
 struct SyncGroup {
-  std::vector<int32_t> tensors, ops;
+  std::vector<int32_t> tensors;
+  std::vector<OpIndex> ops;
   bool grad = false;
 };
 
@@ -55,7 +56,7 @@ class SyncBlocks final : public Blocks {
   const std::unique_ptr<SyncBlock>& operator[](size_t group) const { return blocks_[group]; }
   const std::vector<SyncGroup>& groups() const { return groups_; }
   // (group, index in its ops)
-  const std::vector<std::pair<int32_t, int32_t>>& groups_of(int32_t op) const { return groups_of_op_[op]; }
+  const std::vector<std::pair<int32_t, int32_t>>& groups_of(OpIndex op) const { return groups_of_op_[op]; }
   const SyncBlock& before(int32_t group) const;  // the change
   // Every piece's gradient is some backward's, in what was replaced as well.
   bool all_wait() const { return num_unawaited_ == 0; }
@@ -64,7 +65,7 @@ class SyncBlocks final : public Blocks {
   void join(ChangeSet& changes) override;
   void commit() override;
   void rollback(const ChangeSet& changes) override;
-  void add_edges(int32_t op, std::vector<Edge>& edges) const override;
+  void add_edges(OpIndex op, std::vector<Edge>& edges) const override;
   void add_slots(std::vector<SlotRun>& runs) const override;
   void list(Listing& listing) const override;
 
@@ -75,7 +76,7 @@ class SyncBlocks final : public Blocks {
 
   TaskGraph& graph_;
   std::vector<SyncGroup> groups_;
-  std::vector<std::vector<std::pair<int32_t, int32_t>>> groups_of_op_;
+  By<OpIndex, std::vector<std::pair<int32_t, int32_t>>> groups_of_op_;
   std::vector<std::unique_ptr<SyncBlock>> blocks_;
   std::vector<std::pair<int32_t, std::unique_ptr<SyncBlock>>> replaced_;
   int32_t num_unawaited_ = 0;  // blocks with a piece that waits for nothing

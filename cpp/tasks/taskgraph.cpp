@@ -11,11 +11,11 @@ namespace soapstone {
 
 namespace {
 
-std::vector<std::vector<std::pair<int32_t, int32_t>>> find_reads(const Graph& graph) {
-  std::vector<std::vector<std::pair<int32_t, int32_t>>> reads(graph.ops.size());
+By<OpIndex, std::vector<std::pair<int32_t, int32_t>>> find_reads(const Graph& graph) {
+  By<OpIndex, std::vector<std::pair<int32_t, int32_t>>> reads(graph.ops.size());
   for (size_t tensor = 0; tensor < graph.tensors.size(); ++tensor) {
     if (graph.tensors[tensor].source != Source::op) continue;
-    if (graph.tensors[tensor].producer < 0) throw std::invalid_argument("no op makes one of the tensors");
+    if (graph.tensors[tensor].producer == none) throw std::invalid_argument("no op makes one of the tensors");
     for (size_t i = 0; i < graph.tensors[tensor].readers.size(); ++i)
       reads[graph.tensors[tensor].readers[i].first].emplace_back(tensor, i);
   }
@@ -41,10 +41,10 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& from, TaskOptions
       kinds_{&ops, &flows, &syncs, &updates},
       totals_before_(totals) {}
 
-void TaskGraph::begin(const std::vector<Configuration>& strategy) {
+void TaskGraph::begin(const Strategy& strategy) {
   if (strategy.size() != graph.ops.size()) throw std::invalid_argument("a strategy has one configuration an op");
   Changes all;
-  for (size_t op = 0; op < strategy.size(); ++op) all.emplace_back(static_cast<int32_t>(op), strategy[op]);
+  for (const OpIndex op : strategy.indices()) all.emplace_back(op, strategy[op]);
   Proposal first(*this, all);
   first.regroup();
   while (!first.is_routed()) first.route(INT64_MAX, nullptr);
@@ -58,12 +58,12 @@ const Overlaps& TaskGraph::between(int32_t tensor, int32_t reader) {
   return layouts.between(tensor, reader, *ops[graph.tensors[tensor].producer].layout, *ops[op].layout);
 }
 
-uint64_t TaskGraph::key(bool backward, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) const {
-  const int64_t order = backward ? static_cast<int64_t>(graph.ops.size()) - 1 - op : op;
+uint64_t TaskGraph::key(bool backward, OpIndex op, Kind kind, int64_t slot, int64_t major, int64_t minor) const {
+  const int64_t order = backward ? graph.ops.end_index() - op - 1 : op.value;
   return pack_key(backward ? backward_phase : forward_phase, order, kind, slot, major, minor);
 }
 
-void TaskGraph::add_edges(int32_t op, std::vector<Edge>& edges) const {
+void TaskGraph::add_edges(OpIndex op, std::vector<Edge>& edges) const {
   for (const Blocks* kind : kinds_) kind->add_edges(op, edges);
 }
 
@@ -77,17 +77,17 @@ void TaskGraph::list(Listing& listing) const {
   for (const Blocks* kind : kinds_) kind->list(listing);
 }
 
-std::vector<int64_t> TaskGraph::memory_bound(int64_t num_states) {
-  std::vector<int64_t> bound = ops.most_working();
-  for (size_t device = 0; device < bound.size(); ++device) bound[device] += totals.memory.lasting(device, num_states);
+By<Device, int64_t> TaskGraph::memory_bound(int64_t num_states) {
+  By<Device, int64_t> bound = ops.most_working();
+  for (const Device device : bound.indices()) bound[device] += totals.memory.lasting(device, num_states);
   return bound;
 }
 
-bool TaskGraph::surely_fits(const std::vector<int64_t>& limit, int64_t num_states) const {
+bool TaskGraph::surely_fits(const By<Device, int64_t>& limit, int64_t num_states) const {
   int64_t largest = 0;
   for (const auto& op : ops)
     largest = std::max(largest, *std::max_element(op.layout->working.begin(), op.layout->working.end()));
-  for (size_t device = 0; device < limit.size(); ++device)
+  for (const Device device : limit.indices())
     if (totals.memory.lasting(device, num_states) + largest > limit[device]) return false;
   return true;
 }
@@ -102,7 +102,7 @@ void TaskGraph::change(const Changes& changes) {
 
 // The changed ops' neighbours: the tensors and groups whose blocks are replaced.
 void TaskGraph::find_reach() {
-  for (const int32_t op : changes_.ops) {
+  for (const OpIndex op : changes_.ops) {
     for (const auto* operands : {&graph.ops[op].inputs, &graph.ops[op].outputs})
       for (const auto& operand : *operands)
         if (graph.tensors[operand.tensor].source == Source::op) changes_.tensors.push_back(operand.tensor);

@@ -30,14 +30,14 @@ class TaskGraph {
   TaskGraph(const TaskGraph&) = delete;  // tasks point into their blocks
 
   // The first strategy; a Proposal changes it.
-  void begin(const std::vector<Configuration>& strategy);
+  void begin(const Strategy& strategy);
 
   const Graph& graph;
   const Machine machine;
   const Times& times;
   const bool thorough;
-  // By op: the tensors that it reads, each with its index in their readers.
-  const std::vector<std::vector<std::pair<int32_t, int32_t>>> reads;
+  // The tensors that an op reads, each with its index in their readers.
+  const By<OpIndex, std::vector<std::pair<int32_t, int32_t>>> reads;
   Layouts layouts;
   TaskPool pool;
   Totals totals;
@@ -50,23 +50,23 @@ class TaskGraph {
 
   // What the open proposal changes, or the last one that was committed.
   const ChangeSet& changes() const { return changes_; }
-  bool is_changing(int32_t op) const { return ops.is_changing(op); }
+  bool is_changing(OpIndex op) const { return ops.is_changing(op); }
   bool is_routed(int32_t tensor) const { return changes_.is_routed(tensor); }
   const Totals& totals_before() const { return totals_before_; }
 
   const Overlaps& between(int32_t tensor, int32_t reader);
-  uint64_t key(bool backward, int64_t op, Kind kind, int64_t slot, int64_t major, int64_t minor) const;
-  void add_edges(int32_t op, std::vector<Edge>& edges) const;  // from an op's tasks
+  uint64_t key(bool backward, OpIndex op, Kind kind, int64_t slot, int64_t major, int64_t minor) const;
+  void add_edges(OpIndex op, std::vector<Edge>& edges) const;  // from an op's tasks
   std::vector<SlotRun> slots() const;                          // of all tasks that are in the graph
   void list(Listing& listing) const;
 
-  // By device: what no order of the tasks can pass, where the optimizer keeps so many numbers for each element.
-  std::vector<int64_t> memory_bound(int64_t num_states);
+  // What no order of the tasks can pass, where the optimizer keeps so many numbers for each element.
+  By<Device, int64_t> memory_bound(int64_t num_states);
   // Whether it is within a limit, found without asking which device runs the largest task.
-  bool surely_fits(const std::vector<int64_t>& limit, int64_t num_states) const;
+  bool surely_fits(const By<Device, int64_t>& limit, int64_t num_states) const;
 
   // Places of the tails that bounds put after tasks.
-  int32_t tail_of(int32_t op, Role role) const { return num_roles * op + role; }
+  int32_t tail_of(OpIndex op, Role role) const { return num_roles * op.value + role; }
   int32_t no_tail() const { return num_roles * static_cast<int32_t>(graph.ops.size()); }
   int32_t sync_tail() const { return no_tail() + 1; }
   int32_t transfer_tail(int32_t tensor, bool back) const { return sync_tail() + 1 + 2 * tensor + back; }

@@ -35,27 +35,27 @@ int32_t size_of(int32_t count) {
 
 }  // namespace
 
-int32_t TaskPool::take(int32_t count) {
-  if (count == 0) return 0;
+Slot TaskPool::take(int32_t count) {
+  if (count == 0) return {};
   const int32_t size = size_of(count);
   if (auto& begins = free_[size]; !begins.empty()) {
-    const int32_t begin = begins.back();
+    const Slot begin = begins.back();
     begins.pop_back();
-    for (int32_t slot = begin; slot < begin + count; ++slot) {
+    for (const Slot slot : range(begin, begin + count)) {
       tasks[slot] = {};
       states[slot] = {};
       waiting[slot] = 0;
     }
     return begin;
   }
-  const auto begin = static_cast<int32_t>(tasks.size());
-  tasks.resize(begin + size);
-  states.resize(begin + size);
-  waiting.resize(begin + size);
+  const Slot begin = tasks.end_index();
+  tasks.resize(tasks.size() + size);
+  states.resize(tasks.size());
+  waiting.resize(tasks.size());
   return begin;
 }
 
-void TaskPool::write(int32_t slot, uint64_t key, int32_t tail, const std::vector<Hold>& holds, const Trip& trip) {
+void TaskPool::write(Slot slot, uint64_t key, int32_t tail, const std::vector<Hold>& holds, const Trip& trip) {
   Task& task = tasks[slot];
   task.key = key;
   task.latency = trip.latency;
@@ -66,7 +66,7 @@ void TaskPool::write(int32_t slot, uint64_t key, int32_t tail, const std::vector
 }
 
 Trip Trip::of(const std::vector<Hold>& holds, size_t begin, int64_t latency) {
-  Trip trip{static_cast<int32_t>(begin), static_cast<int32_t>(holds.size()), 0, 0, latency, 0};
+  Trip trip{static_cast<int32_t>(begin), static_cast<int32_t>(holds.size()), {}, {}, latency, 0};
   int64_t longest = 0;
   for (size_t i = begin; i < holds.size(); ++i) {
     if (holds[i].duration > longest) trip.slowest = holds[i].resource;
@@ -99,7 +99,7 @@ BlockWriter::~BlockWriter() {
 }
 
 BlockWriter::Added BlockWriter::add(uint64_t key, int64_t latency, int32_t tail) {
-  const auto slot = block_.begin + static_cast<int32_t>(begins_.size()) - 1;
+  const Slot slot = block_.begin + static_cast<int32_t>(begins_.size()) - 1;
   Task& task = pool_.tasks[slot];
   task.key = key;
   task.latency = latency;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "machine/hold.hpp"
+#include "support/index.hpp"
 #include "tasks/changes.hpp"
 
 namespace soapstone {
@@ -28,9 +29,9 @@ inline uint64_t phase_of(uint64_t key) { return key >> phase_shift; }
 struct alignas(64) Task {
   uint64_t key = 0;
   int64_t latency = 0;
-  Hold first{0, 0};
+  Hold first{{}, 0};
   const Hold* holds = nullptr;
-  const int32_t* next = nullptr;  // slots of the tasks that wait for this one
+  const Slot* next = nullptr;  // the tasks that wait for this one
   int32_t num_holds = 0, num_next = 0;
   int32_t tail = 0;  // which of the bounds' tails follows it
 
@@ -45,7 +46,7 @@ struct alignas(64) Task {
 // takes, and the latency. Often the way out of one node is as slow as the way into another.
 struct Trip {
   int32_t begin = 0, end = 0;
-  int32_t slowest = 0, last_slowest = 0;
+  Resource slowest, last_slowest;
   int64_t latency = 0, time = 0;
 
   // Of the last holds, from `begin` on.
@@ -54,13 +55,14 @@ struct Trip {
 };
 
 struct Edge {
-  int32_t from, to;  // slots
+  Slot from, to;
   bool operator==(const Edge&) const = default;
 };
 
 // Tasks that come and go together, with what they hold.
 struct Block {
-  int32_t begin = 0, count = 0;  // slots
+  Slot begin;
+  int32_t count = 0;  // of its slots
   std::vector<Hold> holds;
   size_t num_before = 0, first_after = 0;  // holds that surely come before the loss: the first; after it: the last
 
@@ -73,26 +75,26 @@ class TaskPool {
   struct State {
     int64_t ready = 0;    // the latest end of those that it waited for
     int32_t waiting = 0;  // for how many others it still waits
-    int32_t link = 0;     // the calendar's: who is ready on the same day
+    Slot link;            // the calendar's: who is ready on the same day
   };
 
-  std::vector<Task> tasks;       // by slot
-  std::vector<State> states;     // likewise
-  std::vector<int32_t> waiting;  // for how many others each waits
+  By<Slot, Task> tasks;
+  By<Slot, State> states;
+  By<Slot, int32_t> waiting;  // for how many others each waits
 
-  int32_t take(int32_t count);
-  void write(int32_t slot, uint64_t key, int32_t tail, const std::vector<Hold>& holds, const Trip& trip);
+  Slot take(int32_t count);  // so many in a row
+  void write(Slot slot, uint64_t key, int32_t tail, const std::vector<Hold>& holds, const Trip& trip);
   void give_back(const Block& block);
 
-  void link(const std::vector<int32_t>& next) {
-    for (const int32_t slot : next) states[slot].waiting = ++waiting[slot];
+  void link(const std::vector<Slot>& next) {
+    for (const Slot slot : next) states[slot].waiting = ++waiting[slot];
   }
-  void unlink(const std::vector<int32_t>& next) {
-    for (const int32_t slot : next) states[slot].waiting = --waiting[slot];
+  void unlink(const std::vector<Slot>& next) {
+    for (const Slot slot : next) states[slot].waiting = --waiting[slot];
   }
 
  private:
-  std::unordered_map<int32_t, std::vector<int32_t>> free_;  // by size
+  std::unordered_map<int32_t, std::vector<Slot>> free_;  // by size
 };
 
 // Fills a block's tasks one after the other.
@@ -102,7 +104,7 @@ class BlockWriter {
   ~BlockWriter();  // gives the slots back unless all was written
 
   struct Added {
-    int32_t slot;
+    Slot slot;
     int64_t time;  // with nothing in its way
   };
   // The task's holds are those that stand in block.holds since the last call.

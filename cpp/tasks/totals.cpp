@@ -9,7 +9,7 @@ Totals::Totals(size_t num_resources, size_t num_devices)
 }
 
 void Totals::count(const Block& block, int64_t sign) {
-  const auto add = [&](std::vector<int64_t>& to, size_t begin, size_t end) {
+  const auto add = [&](By<Resource, int64_t>& to, size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) to[block.holds[i].resource] += sign * block.holds[i].duration;
   };
   add(before, 0, block.num_before);
@@ -17,7 +17,7 @@ void Totals::count(const Block& block, int64_t sign) {
   add(after, block.first_after, block.holds.size());
 }
 
-int64_t MemoryTotals::lasting(size_t device, int64_t num_states) const {
+int64_t MemoryTotals::lasting(Device device, int64_t num_states) const {
   return parameters[device] + (1 + num_states) * gradients[device] + saved[device] + made[device] + buckets[device];
 }
 

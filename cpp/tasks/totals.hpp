@@ -9,32 +9,32 @@
 
 namespace soapstone {
 
-// Bytes by device.
+// Bytes.
 struct MemoryTotals {
-  std::vector<int64_t> parameters, gradients, saved, made, buckets;
+  By<Device, int64_t> parameters, gradients, saved, made, buckets;
 
   // What is there beside a task's own bytes, where the optimizer keeps so many numbers for each element.
-  int64_t lasting(size_t device, int64_t num_states) const;
+  int64_t lasting(Device device, int64_t num_states) const;
 };
 
 // What adds up over all tasks.
 struct Totals {
   Totals(size_t num_resources, size_t num_devices);
 
-  std::vector<int64_t> work;      // by resource: all that it has to serve,
-  std::vector<int64_t> before;    // what of it surely comes before the end of forward,
-  std::vector<int64_t> after;     // and after it
-  std::vector<int64_t> compute;   // by device: what ops have it do
-  std::vector<int64_t> elements;  // by device: what its update changes
+  By<Resource, int64_t> work;    // all that it has to serve,
+  By<Resource, int64_t> before;  // what of it surely comes before the end of forward,
+  By<Resource, int64_t> after;   // and after it
+  By<Device, int64_t> compute;   // what ops have it do
+  By<Device, int64_t> elements;  // what its update changes
   MemoryTotals memory;
 
   // Add what a block's tasks hold, or with -1 take it away.
   void count(const Block& block, int64_t sign);
 };
 
-// By resource: how long it stands idle before a change can touch anything, up to the loss and from there on.
+// How long each stands idle before a change can touch anything, up to the loss and from there on.
 struct Idle {
-  std::vector<int64_t> before, after;
+  By<Resource, int64_t> before, after;
 };
 
 }  // namespace soapstone

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import baselines, report
 from .costs import AnalyticCosts
 from .errors import SoapstoneError
+from .files import version
 from .graph import OperatorGraph
 from .searching import search
 from .simulator import Simulation, Simulator, Training, simulate
@@ -59,6 +60,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name == "zoo":
         return import_module(".zoo", __name__)
+    if name == "__version__":
+        return version()
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_LAZY[name]}", __name__), name)

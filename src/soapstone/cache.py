@@ -1,16 +1,22 @@
 """Captured graphs on disk, in the user's cache folder, so that a second command need not load torch.
 
 An entry is named by what was asked for and by whose code answers, and lists the source files that it was made from; it
-counts only while all of them are as they were.
+counts only while all of them are as they were. Entries are compressed, since a graph repeats itself, and so do masks
+and other constants in it. All of them together stay below a limit: those that were not used for longest go first.
+Several processes may read, write and remove at once: an entry is written whole, and one that is gone is captured anew.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 import platform
+import re
 import sysconfig
+import time
+import zlib
 from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
@@ -19,10 +25,13 @@ from typing import Any
 
 from . import _core
 from .errors import SoapstoneError
-from .files import read_json, write_atomically
+from .files import HALF, shortened, write_atomically
 from .graph import OperatorGraph
 
-KEPT = 200  # graphs
+LIMIT = 2 * 2**30  # bytes
+LARGEST = 2**30  # bytes of a graph that is read
+STALE = 3600.0  # seconds after which nobody goes on writing a file
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _PACKAGE = Path(__file__).parent
 _INSTALLED = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
@@ -34,16 +43,49 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soapstone"
 
 
+def limit() -> int:
+    """Bytes that all graphs together may take: $SOAPSTONE_CACHE_LIMIT, else 2 GiB. Raises SoapstoneError."""
+    text = os.environ.get("SOAPSTONE_CACHE_LIMIT", "").strip()
+    if not text:
+        return LIMIT
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.upper(), re.ASCII)
+    if match is None:
+        raise SoapstoneError(f"SOAPSTONE_CACHE_LIMIT={shortened(text)} is not a size; write it as 500MB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def entries() -> dict[Path, os.stat_result]:
+    """The graphs that are kept, those that were used last first."""
+    found = {}
+    for path in (folder() / "graphs").glob("*.json*"):
+        try:
+            found[path] = path.stat()
+        except OSError:  # another process removed it
+            continue
+    return dict(sorted(found.items(), key=lambda item: (-item[1].st_mtime_ns, item[0].name)))
+
+
+def clear() -> int:
+    """Remove all graphs; how many there were. Raises OSError where they cannot be removed."""
+    found = entries()
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
+
+
 def find(request: dict[str, Any]) -> OperatorGraph | None:
     """The graph of an earlier request; None where there is none, or it is damaged or out of date."""
+    limit()  # a wrong one is better heard of before a capture
     path = _path(request)
     try:
-        entry = read_json(path)
+        entry = _read(path)
         if any(_stamp(Path(name)) != stamp for name, stamp in entry["sources"].items()):
             return None
-        return OperatorGraph.from_data(entry["graph"], str(path))
-    except (SoapstoneError, KeyError, TypeError, AttributeError):
+        graph = OperatorGraph.from_data(entry["graph"], str(path))
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
+    _touch(path)
+    return graph
 
 
 def stamps(sources: Iterable[Path]) -> dict[str, str | None]:
@@ -58,7 +100,7 @@ def keep(request: dict[str, Any], graph: OperatorGraph, sources: dict[str, str |
     entry = {"request": request, "sources": sources, "graph": graph.to_data()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(entry))
+        write_atomically(path, gzip.compress(json.dumps(entry).encode(), 3, mtime=0))
         _drop_oldest(path.parent)
     except (SoapstoneError, OSError):
         pass
@@ -67,7 +109,7 @@ def keep(request: dict[str, Any], graph: OperatorGraph, sources: dict[str, str |
 def _path(request: dict[str, Any]) -> Path:
     whose = [request, _own_code(), metadata.version("torch"), platform.python_version()]
     name = hashlib.sha256(json.dumps(whose, sort_keys=True).encode()).hexdigest()[:32]
-    return folder() / "graphs" / f"{name}.json"
+    return folder() / "graphs" / f"{name}.json.gz"
 
 
 @cache
@@ -89,7 +131,32 @@ def _stamp(path: Path) -> str | None:
         return None
 
 
+def _read(path: Path) -> Any:
+    with gzip.open(path) as file:
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ValueError("it is none of ours")
+    return json.loads(text)
+
+
+def _touch(path: Path) -> None:
+    """The time of a file is when it was last used."""
+    try:
+        os.utime(path)
+    except OSError:
+        pass
+
+
 def _drop_oldest(graphs: Path) -> None:
-    found = sorted(graphs.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in found[:-KEPT]:
-        path.unlink(missing_ok=True)
+    """Remove what is beyond the limit, and what a process left half written when it was killed."""
+    total = 0
+    for path, found in entries().items():
+        total += found.st_size
+        if total > limit():
+            path.unlink(missing_ok=True)
+    for path in graphs.glob(f"{HALF}*"):
+        try:
+            if time.time() - path.stat().st_mtime > STALE:
+                path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue

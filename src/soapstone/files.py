@@ -11,33 +11,44 @@ import types
 import typing
 from collections.abc import Callable
 from functools import cache
+from importlib import metadata
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from .errors import SoapstoneError
 
 MAX_BYTES = 256 * 2**20
+HALF = ".soapstone-"  # how the names of files begin that are being written
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)  # only the process can be asked, by setting it
 
 
+def version() -> str:
+    """This package's, as it was installed."""
+    try:
+        return metadata.version("soapstone")
+    except metadata.PackageNotFoundError:  # it is run from its sources
+        return "0+unknown"
+
+
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write a file whole or not at all. Raises SoapstoneError where the folder cannot be written."""
-    content = content.encode() if isinstance(content, str) else content
+    data = content.encode() if isinstance(content, str) else content
     path = checked_path(path)
     if path.exists() and not path.is_file():  # a pipe or a device is written to, never replaced
-        _write_through(path, content)
+        _write_through(path, data)
         return
     path = path.resolve()  # a link stays a link
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".soapstone-")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=HALF)
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another folder") from None
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.write(data)
         os.chmod(name, 0o666 & ~_UMASK)
         os.replace(name, path)
     except BaseException as error:
@@ -47,9 +58,9 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         raise
 
 
-def _write_through(path: Path, content: bytes) -> None:
+def _write_through(path: Path, data: bytes) -> None:
     try:
-        path.write_bytes(content)
+        path.write_bytes(data)
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another name") from None
 
@@ -64,6 +75,20 @@ def check_writable(path: str | Path) -> None:
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another name or folder") from None
+
+
+def unused_path(path: Path) -> Path:
+    """This path, or the first of path-2, path-3, ... that there is not yet; made as an empty file, so that no other
+    process takes it. Raises SoapstoneError where the folder cannot be written."""
+    for name in chain([path], (path.with_stem(f"{path.stem}-{number}") for number in count(2))):
+        try:
+            name.touch(exist_ok=False)
+            return name
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SoapstoneError(f"cannot write {name}: {error.strerror}; choose another name or folder") from None
+    raise AssertionError
 
 
 def shortened(value: object) -> str:

@@ -1,74 +1,98 @@
-"""`soapstone explain` and `diff`, as a user types them."""
+"""`soapstone explain`, `diff`, `report` and `plot`, as a user types them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 
-from .test_cli import own_cache, run
+from .conftest import Soapstone
 
-__all__ = ["own_cache"]  # a fixture
-Monkey: TypeAlias = pytest.MonkeyPatch
-Captured: TypeAlias = pytest.CaptureFixture[str]
+SIZES = ("--size", "length=4", "--size", "hidden=256", "--size", "vocab=2000")
+RNNLM = ("rnnlm", "-t", "p100:1x4", *SIZES)
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: Monkey, capsys: Captured) -> str:
-    path = str(tmp_path / "found.json")
-    sizes = ("--size", "length=4", "--size", "hidden=256", "--size", "vocab=2000")
-    assert run(monkeypatch, "search", "rnnlm", "-t", "p100:1x4", *sizes, "--proposals", "300", "-o", path) == 0
-    capsys.readouterr()
-    return path
+def found(soapstone: Soapstone) -> str:
+    assert soapstone("search", *RNNLM, "--proposals", "300", "-o", "found.json").status == 0
+    return "found.json"
 
 
-def test_a_strategy_file_explains_itself(found: str, monkeypatch: Monkey, capsys: Captured) -> None:
-    assert run(monkeypatch, "explain", found) == 0
-    said = capsys.readouterr().out
+def test_a_strategy_file_explains_itself(found: str, soapstone: Soapstone) -> None:
+    said = soapstone("explain", found).out
     assert "stack.cells.0" in said
     assert "under data parallelism it takes" in said
     assert "sooner" in said
 
 
-def test_explanations_for_machines(found: str, monkeypatch: Monkey, capsys: Captured) -> None:
-    assert run(monkeypatch, "explain", found, "--json") == 0
-    read = json.loads(capsys.readouterr().out)
+def test_explanations_for_machines(found: str, soapstone: Soapstone) -> None:
+    read = json.loads(soapstone("explain", found, "--json").out)
     assert read["makespan"] < read["other_makespan"]
     assert all(choice["ops"] and "seconds" in choice for choice in read["choices"])
-    assert run(monkeypatch, "diff", found, "expert", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["makespan"] == read["makespan"]
+    assert json.loads(soapstone("diff", found, "expert", "--json").out)["makespan"] == read["makespan"]
 
 
-def test_a_difference_has_a_row(found: str, tmp_path: Path, monkeypatch: Monkey, capsys: Captured) -> None:
-    assert run(monkeypatch, "diff", found, "data") == 0
-    assert "gradient sums" in capsys.readouterr().out
-    assert run(monkeypatch, "diff", found, found) == 0
-    assert "are the same strategy" in capsys.readouterr().out
+def test_a_difference_has_a_row(found: str, soapstone: Soapstone) -> None:
+    assert "gradient sums" in soapstone("diff", found, "data").out
+    assert "are the same strategy" in soapstone("diff", found, found).out
 
 
-def test_a_baseline_needs_a_model(monkeypatch: Monkey, capsys: Captured) -> None:
-    assert run(monkeypatch, "explain", "expert") == 2
-    assert "add --model MODEL and -t TOPOLOGY" in capsys.readouterr().err
-    assert run(monkeypatch, "explain", "expert", "--model", "lenet", "-t", "p100:1x2") == 0
+def test_a_baseline_needs_a_model(soapstone: Soapstone) -> None:
+    assert "add --model MODEL and -t TOPOLOGY" in soapstone("explain", "expert").complaint
+    assert soapstone("explain", "expert", "--model", "lenet", "-t", "p100:1x2").status == 0
 
 
-def test_options_say_otherwise(found: str, monkeypatch: Monkey, capsys: Captured) -> None:
-    assert run(monkeypatch, "explain", found, "--optimizer", "sgd", "--json") == 0
-    other = json.loads(capsys.readouterr().out)
-    assert run(monkeypatch, "explain", found, "--json") == 0
-    assert other["makespan"] < json.loads(capsys.readouterr().out)["makespan"]
+def test_options_say_otherwise(found: str, soapstone: Soapstone) -> None:
+    other = json.loads(soapstone("explain", found, "--optimizer", "sgd", "--json").out)
+    assert other["makespan"] < json.loads(soapstone("explain", found, "--json").out)["makespan"]
 
 
 @pytest.mark.parametrize(
     "arguments", [3, {"model": None, "topology": {}}, {"colour": "blue", "model": "x", "topology": "y"}]
 )
-def test_arguments_that_nobody_wrote_get_a_sentence(
-    found: str, arguments: object, monkeypatch: Monkey, capsys: Captured
-) -> None:
+def test_arguments_that_nobody_wrote_get_a_sentence(found: str, arguments: object, soapstone: Soapstone) -> None:
     data = json.loads(Path(found).read_text())
     data["made_for"]["arguments"] = arguments
     Path(found).write_text(json.dumps(data))
-    assert run(monkeypatch, "explain", found) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    done = soapstone("explain", found)
+    assert (done.status, len(done.err.splitlines())) == (2, 1)
+
+
+def payload(path: str) -> dict[str, object]:
+    text = Path(path).read_text()
+    start = text.index('<script type="application/json"')
+    begin = text.index(">", start) + 1
+    read: dict[str, object] = json.loads(text[begin : text.index("</script>", begin)])
+    return read
+
+
+def test_every_command_writes_the_report_of_what_it_found(found: str, soapstone: Soapstone) -> None:
+    assert soapstone("report", found, "-o", "r.html").status == 0
+    assert payload("r.html")["title"] == "rnnlm on p100:1x4"
+    assert soapstone("simulate", *RNNLM, "-s", "expert", "--report", "s.html").status == 0
+    assert payload("s.html")["words"] is not None
+    assert soapstone("search", *RNNLM, "--proposals", "50", "--no-save", "--report", "f.html").status == 0
+    assert payload("f.html")["search"] is not None
+    assert soapstone("compare", *RNNLM, "--methods", "data,expert,model", "--report", "c.html").status == 0
+    approaches = payload("c.html")["approaches"]
+    assert isinstance(approaches, list)
+    assert sum(row["chosen"] for row in approaches) == 1
+
+
+def test_a_report_that_cannot_be_written_is_known_beforehand(soapstone: Soapstone) -> None:
+    for command in ("simulate", "search", "compare"):
+        assert "cannot write" in soapstone(command, *RNNLM, "--report", "no/such/folder/r.html").complaint
+
+
+def test_plots_from_what_commands_print(soapstone: Soapstone) -> None:
+    case = ("lenet", "-t", "p100:1x2", "--batch", "8")
+    Path("found.json").write_text(soapstone("search", *case, "--proposals", "50", "--no-save", "--json").out)
+    Path("trained.json").write_text(json.dumps({"step": 0.002, "predicted": 0.001}))
+    for kind, name, other in (("search", "found", "trained"), ("predictions", "trained", "found")):
+        assert soapstone("plot", kind, f"{name}.json", "-o", f"{kind}.svg").status == 0
+        assert f"<!-- {name} -->" in Path(f"{kind}.svg").read_text()
+        assert "it must hold what" in soapstone("plot", kind, f"{other}.json", "-o", f"{kind}.svg").complaint
+    assert soapstone("plot", "scaling", *case, "--methods", "data,expert", "-o", "scaling.svg").status == 0
+    assert "<!-- expert -->" in Path("scaling.svg").read_text()
+    assert "such as p100:4x4" in soapstone("plot", "scaling", "lenet", "-t", "here", "-o", "x.svg").complaint

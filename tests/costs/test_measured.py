@@ -337,7 +337,7 @@ def test_profile_measures_and_remembers(monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.usefixtures("hasty")
 def test_commands_take_measured_costs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     where = [*LENET, "-t", "cpu:1x2", "--costs", "measured", "--json"]
-    assert run(monkeypatch, "search", *where, "--proposals", "20") == 0
+    assert run(monkeypatch, "search", *where, "--proposals", "20", "--no-save") == 0
     best = json.loads(capsys.readouterr().out)
     counts = counted(monkeypatch)
     assert run(monkeypatch, "simulate", *where) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,10 +9,6 @@ import pytest
 
 from soapstone.errors import SoapstoneError
 from soapstone.report.plots import check_picture, plot_curves, plot_predictions, plot_scaling
-
-from ..cli.test_cli import own_cache, run
-
-__all__ = ["own_cache"]  # a fixture
 
 
 def words(path: Path) -> str:
@@ -42,22 +37,3 @@ def test_what_cannot_be_written_is_known_beforehand(tmp_path: Path) -> None:
     for name in ("plot.jpg", "plot", "no/such/folder.png"):
         with pytest.raises(SoapstoneError):
             check_picture(tmp_path / name)
-
-
-def test_plots_from_what_commands_print(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    case = ("lenet", "-t", "p100:1x2", "--batch", "8")
-    assert run(monkeypatch, "search", *case, "--proposals", "50", "--json") == 0
-    (tmp_path / "found.json").write_text(capsys.readouterr().out)
-    (tmp_path / "trained.json").write_text(json.dumps({"step": 0.002, "predicted": 0.001}))
-    for kind, name in (("search", "found"), ("predictions", "trained")):
-        picture = str(tmp_path / f"{kind}.svg")
-        assert run(monkeypatch, "plot", kind, str(tmp_path / f"{name}.json"), "-o", picture) == 0
-        assert f"<!-- {name} -->" in words(Path(picture))
-        other = "trained" if name == "found" else "found"
-        assert run(monkeypatch, "plot", kind, str(tmp_path / f"{other}.json"), "-o", picture) == 2
-    scaled = str(tmp_path / "scaling.svg")
-    assert run(monkeypatch, "plot", "scaling", *case, "--methods", "data,expert", "-o", scaled) == 0
-    assert "<!-- expert -->" in words(Path(scaled))
-    assert run(monkeypatch, "plot", "scaling", "lenet", "-t", "here", "-o", scaled) == 2

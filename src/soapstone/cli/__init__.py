@@ -1,4 +1,4 @@
-"""The commands. Bad input ends in one line on standard error and exit status 2."""
+"""The commands. Bad input ends in one line on standard error and exit status 2; `--help` lists the others."""
 
 from __future__ import annotations
 
@@ -6,40 +6,66 @@ import gc
 import os
 import re
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import SoapstoneError, meant
-from . import cluster, explaining, plotting, predict, profile, reporting, searching, show, training
+from ..files import version
+from . import cluster, explaining, keeping, plotting, predict, profile, reporting, searching, show, training
+from .common import Quiet, hush, takes_quiet
+from .examples import OUTLINE, epilog
 
 __all__ = ["main", "run"]
 
+COMMANDS: dict[str, Callable[..., None]] = {
+    "models": show.models,
+    "show": show.show,
+    "topologies": predict.topologies,
+    "simulate": predict.simulate_command,
+    "search": searching.search_command,
+    "compare": searching.compare,
+    "explain": explaining.explain,
+    "diff": explaining.diff,
+    "report": reporting.report,
+    "profile": profile.profile,
+    "plan": training.plan_command,
+    "calibrate": cluster.calibrate,
+    "ranks": cluster.ranks,
+    "train": training.train,
+    "cache": keeping.cache_command,
+}
+
 app = typer.Typer(
     help="Find, show and run the fastest way to train a PyTorch model on the machines you have.",
+    epilog=OUTLINE,
     invoke_without_command=True,
-    add_completion=False,
+    rich_markup_mode=None,  # plain text, as in a manual
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("models")(show.models)
-app.command("show")(show.show)
-app.command("topologies")(predict.topologies)
-app.command("simulate")(predict.simulate_command)
-app.command("search")(searching.search_command)
-app.command("compare")(searching.compare)
-app.command("explain")(explaining.explain)
-app.command("diff")(explaining.diff)
-app.command("report")(reporting.report)
-app.add_typer(plotting.app, name="plot")
-app.command("profile")(profile.profile)
-app.command("plan")(training.plan_command)
-app.command("calibrate")(cluster.calibrate)
-app.command("ranks")(cluster.ranks)
-app.command("train")(training.train)
+for name, command in COMMANDS.items():
+    app.command(name, epilog=epilog(name))(takes_quiet(command))
+app.add_typer(plotting.app, name="plot", epilog=epilog("plot"))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"soapstone {version()}")
+        raise typer.Exit
 
 
 @app.callback()
-def usage(context: typer.Context) -> None:
+def usage(
+    context: typer.Context,
+    quiet: Quiet = False,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if quiet:
+        hush()
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -47,6 +73,7 @@ def usage(context: typer.Context) -> None:
 def main() -> None:
     """Run a command and exit with its status."""
     gc.set_threshold(200_000)  # a graph is that many small objects, none of them garbage
+    hush(False)
     try:
         status = app(standalone_mode=False)
     except SoapstoneError as error:
@@ -85,7 +112,7 @@ def _reworded(error: Any) -> str:
     if possible := getattr(error, "possibilities", None):
         sentence, remedy = error.message, meant(error.option_name, possible, remedy)
     elif wrong := re.match(r"No such command '([^']*)'", sentence):
-        sentence, remedy = wrong[0], meant(wrong[1], [str(command.name) for command in app.registered_commands], remedy)
+        sentence, remedy = wrong[0], meant(wrong[1], COMMANDS, remedy)
     return f"{sentence.rstrip('.')}; {remedy}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,13 +22,24 @@ from ..loading import Request
 from ..simulator import Training
 from ..strategy import Strategy, arguments_in
 from ..topology import Topology
+from . import completion
 from .common import Amp, Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
 
 TopologyName = Annotated[
     str,
-    typer.Option("-t", "--topology", help="A preset such as p100:4x4, several joined by +, a YAML file, or here."),
+    typer.Option(
+        "-t",
+        "--topology",
+        help="A preset such as p100:4x4, several joined by +, a YAML file, or here.",
+        autocompletion=completion.topologies,
+    ),
 ]
-StrategyName = Annotated[str, typer.Option("-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.")]
+StrategyName = Annotated[
+    str,
+    typer.Option(
+        "-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.", autocompletion=completion.strategies
+    ),
+]
 Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
 StrategyFile = Annotated[
     str, typer.Argument(metavar="STRATEGY", help=f"A strategy file, or one of {', '.join(BASELINES)}.")
@@ -48,6 +60,19 @@ class Case:
     topology: Topology
     training: Training
     arguments: Mapping[str, Any]  # that it was read from: `read_case(**arguments)` is this case again
+
+    @property
+    def where(self) -> str:
+        """The topology's name."""
+        return str(self.arguments["topology"])
+
+    @property
+    def file_name(self) -> str:
+        """What a file about this case may be called: nmt.p100-4x4."""
+        path, _, function = self.model.rpartition(":")
+        model = f"{Path(path).stem}-{function}" if path else function
+        where = Path(self.where).stem if self.where.endswith((".yaml", ".yml")) else self.where
+        return re.sub(r"[^\w.+-]+", "-", f"{model}.{where}")
 
     @property
     def model(self) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ..errors import SoapstoneError
 from ..files import check_writable
 from ..graph import scaled
-from .common import AsJson, print_all, print_json, say
+from .common import AsJson, Listing, print_all, print_json, say
 
 EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml"
 NumRanks = Annotated[int, typer.Argument(min=1, help="How many ranks share the GPU.")]
@@ -23,7 +25,7 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the t
 
 
 def calibrate(output: Output = None, as_json: AsJson = False) -> None:
-    """Measure latency, overhead and bandwidth between the ranks that torchrun started, and write them as a topology."""
+    """Measure the links between ranks, under torchrun. Latency, overhead and bandwidth become a topology file."""
     from ..runtime.calibration import Calibration, Calibrator
     from ..runtime.transports import joined
 
@@ -55,9 +57,8 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
                 }
             )
             return
-        table = Table("link", "latency", "overhead", "bandwidth", "summing", box=None)
-        for column in table.columns[1:]:
-            column.justify = "right"
+        numbers = ("latency", "overhead", "bandwidth", "summing")
+        table = Listing(("link", *numbers), numbers)
         for link in found.topology.links:
             times = (f"{link.latency / 1e3:.1f} us", f"{link.overhead / 1e3:.1f} us")
             rates = (f"{scaled(link.bandwidth, 'B')}/s", f"{scaled(link.summing or 0, 'B')}/s")
@@ -70,9 +71,14 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
         print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", hidden)
 
 
-def ranks(count: NumRanks, command: Command) -> None:
-    """Run a command on several NCCL ranks that share this machine's one GPU, each with its part of the
-    multiprocessors: soapstone ranks 4 -- python -m soapstone train lenet -t h200:1x4 --check."""
+def ranks(
+    count: NumRanks,
+    command: Command,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each rank's exit status as JSON; what the ranks print goes to stderr.")
+    ] = False,
+) -> None:
+    """Run a command on ranks that share one GPU. They talk over NCCL, each with its part of the multiprocessors."""
     import torch
 
     from ..runtime.sharing import run_ranks, shared_gpu
@@ -82,8 +88,23 @@ def ranks(count: NumRanks, command: Command) -> None:
     if not torch.cuda.is_available():
         raise SoapstoneError("there is no GPU to share; on CPUs, start ranks with torchrun")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing of it stays
-    with shared_gpu(count) as environments:
+    with shared_gpu(count) as environments, _stdout_to_stderr() if as_json else nullcontext():
         found = run_ranks(command, environments)
+    if as_json:
+        print_json({"statuses": list(found)})
     failed = [rank for rank, status in enumerate(found) if status]
     if failed:
         raise SoapstoneError(f"{'rank' if len(failed) == 1 else 'ranks'} {', '.join(map(str, failed))} failed")
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """What processes that are started meanwhile print."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

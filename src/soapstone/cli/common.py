@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..loading import Request, load_graph
 from ..topology import Topology
 from ..zoo.catalogue import Size
+from . import completion
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `soapstone models`, or file.py:function.")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A name from `soapstone models`, or file.py:function.", autocompletion=completion.models
+    ),
+]
 Batch = Annotated[int | None, typer.Option(help="The whole batch, for a model of the zoo.")]
 BatchPerDevice = Annotated[int | None, typer.Option(help="The batch for each device, instead of the whole one.")]
 Dtype = Annotated[str, typer.Option(help="The model's floating-point type: float32, bfloat16, float16 or float64.")]
@@ -31,27 +41,99 @@ Sizes = Annotated[
 Chunk = Annotated[int, typer.Option(help="Time steps of a recurrent layer to one op.")]
 BatchNorm = Annotated[str, typer.Option(help="global: statistics of the whole batch; local: of each part.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Capture anew, whatever the cache holds.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no progress and no remarks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+
+class _Speech:
+    quiet = False
+
+
+def hush(quiet: bool = True) -> None:
+    """Whether remarks and progress are left out."""
+    _Speech.quiet = quiet
+
+
+def is_quiet() -> bool:
+    return _Speech.quiet
+
+
+def takes_quiet(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that also takes --quiet, as all of them do."""
+    hints = get_type_hints(command, include_extras=True)
+
+    @wraps(command)
+    def run(quiet: bool = False, **given: Any) -> None:
+        if quiet:
+            hush()
+        command(**given)
+
+    own = inspect.signature(command).parameters.values()
+    parameters = [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    added = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    run.__signature__ = inspect.Signature([*parameters, added])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*parameters, added)}
+    return run
 
 
 def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
 
-def print_all(*parts: Table | str) -> None:
-    """Tables as wide as they need to be, unless a person's terminal is narrower."""
+COMFORT = 24  # what a column that wraps should have
+Cell = str | Text
+
+
+@dataclass
+class Listing:
+    """A table without lines. Columns in `wraps` break into lines where there is no room; where that leaves them too
+    little, the table does without its optional columns, as many as it must, in this order."""
+
+    headers: tuple[str, ...]
+    right: tuple[str, ...] = ()
+    wraps: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    rows: list[tuple[Cell, ...]] = field(default_factory=list)
+
+    def add_row(self, *cells: Cell) -> None:
+        self.rows.append(cells)
+
+    def table(self, console: Console) -> Table:
+        for count in range(len(self.optional) + 1):
+            kept = [header for header in self.headers if header not in self.optional[:count]]
+            widths = [min(self._width(h), COMFORT) if h in self.wraps else self._width(h) for h in kept]
+            if sum(widths) + 2 * len(widths) <= console.width:
+                break
+        table = Table(box=None)
+        for header in kept:
+            justify: JustifyMethod = "right" if header in self.right else "left"
+            table.add_column(header, justify=justify, no_wrap=header not in self.wraps)
+        places = [self.headers.index(header) for header in kept]
+        for row in self.rows:
+            table.add_row(*(row[place] for place in places))
+        return table
+
+    def _width(self, header: str) -> int:
+        place = self.headers.index(header)
+        cells = (header, *(row[place] for row in self.rows))
+        return max(Text.from_markup(cell).cell_len if isinstance(cell, str) else cell.cell_len for cell in cells)
+
+
+def print_all(*parts: Listing | str) -> None:
+    """Tables as wide as they need to be, and a line a sentence, unless a person's terminal is narrower."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=1000)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
+        shown = part.table(console) if isinstance(part, Listing) else part
+        console.print(shown, soft_wrap=isinstance(part, str) and not console.is_terminal)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """Say on standard error what takes a while; with a spinner where a person looks."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    console = Console(stderr=True, quiet=is_quiet())
+    if not console.is_terminal or is_quiet():
         console.print(f"{what} ...", highlight=False, markup=False)
         yield
         return
@@ -59,9 +141,10 @@ def progress(what: str) -> Iterator[None]:
         yield
 
 
-def say(note: str) -> None:
-    """A remark, on standard error."""
-    Console(stderr=True, highlight=False).print(note, soft_wrap=True, markup=False)
+def say(note: str, *, always: bool = False) -> None:
+    """A remark, on standard error; `always` where it says what went wrong."""
+    quiet = is_quiet() and not always
+    Console(stderr=True, highlight=False, quiet=quiet).print(note, soft_wrap=True, markup=False)
 
 
 def graph_of(
@@ -114,6 +197,12 @@ def _size(text: str) -> tuple[str, Size]:
     if not name or not equals or not values:
         raise SoapstoneError(f"--size {text!r} is not NAME=N; write it as layers=4, or blocks=3,4,6,3")
     return name, values[0] if len(values) == 1 else values
+
+
+def duration(seconds: float) -> str:
+    """Milliseconds with three digits at least, to tell apart what takes less than one."""
+    ms = seconds * 1e3
+    return f"{ms:,.1f} ms" if ms >= 10 else f"{ms:.2f} ms" if ms >= 1 else f"{ms:.3f} ms"
 
 
 def milliseconds(seconds: float) -> str:

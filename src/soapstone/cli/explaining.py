@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from ..baselines import BASELINES
 from ..graph import scaled
@@ -24,7 +23,7 @@ from ..report import (
 )
 from ..simulator import Simulation, simulate
 from .arguments import Case, StrategyFile, takes_strategy
-from .common import AsJson, print_all, print_json
+from .common import AsJson, Listing, print_all, print_json
 from .live import measuring
 
 MOST_ROWS = 40
@@ -36,8 +35,8 @@ Against = Annotated[str, typer.Option(help=f"What to hold it against: {', '.join
 
 @takes_strategy
 def explain(case: Case, strategy: StrategyFile, against: Against = "data", as_json: AsJson = False) -> None:
-    """Say in words what a strategy does and why it wins, layer by layer. Each number comes from a simulation in which
-    just that choice is taken back."""
+    """Say why a strategy wins, layer by layer. Each number comes from a simulation in which just that choice is taken
+    back."""
     comparison = compare_with(case, strategy, against)
     if as_json:
         print_json(described(comparison, against))
@@ -49,7 +48,7 @@ def explain(case: Case, strategy: StrategyFile, against: Against = "data", as_js
 
 @takes_strategy
 def diff(case: Case, strategy: StrategyFile, other: Other, as_json: AsJson = False) -> None:
-    """Say what differs between two strategies, by layer, and what each difference is worth: time, bytes, memory."""
+    """Say what sets two strategies apart. Each difference is worth some time, bytes and memory."""
     comparison = compare_with(case, strategy, other)
     if as_json:
         print_json(described(comparison, other))
@@ -57,9 +56,9 @@ def diff(case: Case, strategy: StrategyFile, other: Other, as_json: AsJson = Fal
     if not comparison.choices:
         print_all(f"{escape(strategy)} and {escape(other)} are the same strategy.")
         return
-    table = Table("layer", "ours", "the other's", "ours ends", "gradient sums", "activations", "memory", box=None)
-    for column in table.columns[3:]:
-        column.justify = "right"
+    numbers = ("ours ends", "gradient sums", "activations", "memory")
+    words = ("layer", "ours", "the other's")
+    table = Listing((*words, *numbers), numbers, wraps=words, optional=("memory", "activations", "gradient sums"))
     graph, topology = case.graph, case.topology
     for choice in comparison.choices:
         op = graph.ops[choice.ops[0]]
@@ -112,7 +111,7 @@ def _signed(size: int) -> str:
     return "-" if size == 0 else f"{'+' if size > 0 else '-'}{scaled(abs(size), 'B')}"
 
 
-def _choices(comparison: Comparison) -> list[Table | str]:
+def _choices(comparison: Comparison) -> list[Listing | str]:
     if not comparison.choices:
         return []
     lines = [
@@ -123,13 +122,13 @@ def _choices(comparison: Comparison) -> list[Table | str]:
     return ["Each choice, taken back alone:", *(f"  {line}" for line in lines), *rest]
 
 
-def _drawn(sim: Simulation) -> Table:
+def _drawn(sim: Simulation) -> Listing:
     """Layers top to bottom, each cut into its parts, a colour and a number for each device; repeated blocks once."""
     layers = layers_of(sim.strategy)
     folds = folds_of(sim.graph, layers)
     hidden = {i for fold in folds for member in fold.members[1:] for i in member}
     times = {i: len(fold.members) for fold in folds for i in fold.members[0]}
-    table = Table("layer", "", "parts by device", box=None)
+    table = Listing(("layer", "", "parts by device"), wraps=("layer",))
     shown = [i for i in range(len(layers)) if i not in hidden]
     for i in shown[:MOST_ROWS]:
         count = times.get(i, 1) * len(layers[i].ops)

@@ -14,9 +14,10 @@ from rich.progress import Progress as Bar
 
 from ..searching import Progress, ProofProgress
 from .braille import drawn
-from .common import milliseconds
+from .common import duration, is_quiet
 
 EVERY = 5.0  # seconds between two lines
+WIDE = 120  # characters of a line with all facts
 CURVE = (60, 6)  # letters and lines
 
 
@@ -52,23 +53,31 @@ class Live:
         seconds = self._curve[-1][0] if self.budget is None else self.budget
         top = max(self.data_parallel, self._curve[0][1])
         lines = drawn(self._curve, *CURVE, max(seconds, self._curve[-1][0]), top)
-        labels = {0: milliseconds(top), len(lines) - 1: "0 ms"}
+        labels = {0: duration(top), len(lines) - 1: "0 ms"}
         rows = [f"{labels.get(i, ''):>12} [cyan]{line}[/]" for i, line in enumerate(lines)]
         return Group(*rows, self.bar)
 
     def _facts(self, now: Progress | ProofProgress) -> str:
+        if self.bar is not None and self.console.width < WIDE:
+            return self._few_facts(now)
         facts = [getattr(now, "phase", "")] if not now.seconds else []
         if isinstance(now, Progress) and now.proposals:
             facts.append(f"{now.proposals:,} proposals, {now.proposals / max(now.seconds, 1e-9):,.0f}/s")
         if now.makespan is not None:
-            facts.append(
-                f"best {milliseconds(now.makespan)}, {self.data_parallel / now.makespan:.2f}x data parallelism"
-            )
+            facts.append(f"best {duration(now.makespan)}, {self.data_parallel / now.makespan:.2f}x data parallelism")
         elif now.seconds:
             facts.append("nothing that fits yet")
         if self.budget is not None and now.seconds:
             facts.append(f"at most {max(self.budget - now.seconds, 0):.0f} s left")
         return "; ".join(facts)
+
+    def _few_facts(self, now: Progress | ProofProgress) -> str:
+        if not now.seconds:
+            return ""
+        best = "nothing that fits yet"
+        if now.makespan is not None:
+            best = f"{duration(now.makespan)}, {self.data_parallel / now.makespan:.2f}x data"
+        return best if self.budget is None else f"{best}; {max(self.budget - now.seconds, 0):.0f} s left"
 
 
 class Measuring:
@@ -107,16 +116,17 @@ def live(what: str, data_parallel: float, budget: float | None) -> Iterator[Live
 @contextmanager
 def _bar(what: str, shown: bool = True) -> Iterator[tuple[Bar | None, Console]]:
     """A bar where a person looks, unless somebody else shows it; else a line that says what begins."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    console = Console(stderr=True, quiet=is_quiet())
+    if not console.is_terminal or is_quiet():
         console.print(f"{what} ...", highlight=False, markup=False)
         yield None, console
         return
+    wide = console.width >= WIDE
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(20),
+        BarColumn(20 if wide else 10),
         TaskProgressColumn(),
-        TimeElapsedColumn(),
+        *([TimeElapsedColumn()] if wide else []),
         TextColumn("{task.fields[facts]}"),
     )
     bar = Bar(*columns, console=console, transient=True)

@@ -16,16 +16,17 @@ from ..searching import check_arguments, search
 from ..simulator import simulate
 from ..strategy import Strategy
 from .arguments import Case, read_case, takes_case
-from .common import progress, say
+from .common import progress, say, takes_quiet
 
 Picture = Annotated[Path, typer.Option("-o", "--output", help="The picture: a name that ends in .png or .svg.")]
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What a command with --json printed.")]
 Title = Annotated[str, typer.Option(help="Above the picture.")]
 
-app = typer.Typer(help="Draw PNG and SVG: scaling over devices, search curves, predicted against measured.")
+app = typer.Typer(help="Draw plots: scaling over devices, search curves, steps as predicted and measured.")
 
 
 @app.command("scaling")
+@takes_quiet
 @takes_case
 def scaling(
     case: Case,
@@ -46,7 +47,7 @@ def scaling(
         for name in names:
             with progress(f"{name} on {topology}"):
                 sim = simulate(now.graph, now.topology, _strategy(now, name, budget), training=now.training)
-            found[name][now.topology.num_devices] = now.graph.samples / sim.makespan
+            found[name][now.topology.num_devices] = sim.throughput.samples
     plot_scaling(found, title or f"{case.model} on {case.arguments['topology']}", output)
     say(f"Written to {output}.")
 
@@ -73,6 +74,7 @@ def _strategy(case: Case, name: str, budget: float) -> Strategy:
 
 
 @app.command("search")
+@takes_quiet
 def curves(files: Files, output: Picture, title: Title = "The best strategy so far") -> None:
     """Search curves, from what `search --json` printed."""
     check_picture(output)
@@ -85,6 +87,7 @@ def curves(files: Files, output: Picture, title: Title = "The best strategy so f
 
 
 @app.command("predictions")
+@takes_quiet
 def predictions(files: Files, output: Picture, title: Title = "Steps as predicted and as measured") -> None:
     """Predicted against measured steps, from what `train --json` printed."""
     check_picture(output)

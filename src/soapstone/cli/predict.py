@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ..graph import scaled
 from ..report import save_trace
-from ..simulator import Simulation, simulate
+from ..simulator import Simulation, Throughput, simulate
 from ..topology import about_presets
 from .arguments import Case, StrategyName, takes_case
-from .common import AsJson, milliseconds, print_all, print_json, progress, say
+from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, progress, say
+from .reporting import ReportFile, check_report, write_report
 
 
 def topologies(as_json: AsJson = False) -> None:
@@ -23,7 +23,7 @@ def topologies(as_json: AsJson = False) -> None:
     if as_json:
         print_json([{"name": name, "about": about} for name, about in about_presets().items()])
         return
-    table = Table("preset", "what", box=None)
+    table = Listing(("preset", "what"), wraps=("what",))
     for name, about in about_presets().items():
         table.add_row(f"[bold]{name}", about)
     print_all(
@@ -36,17 +36,21 @@ def simulate_command(
     case: Case,
     strategy: StrategyName = "data",
     trace: Annotated[Path | None, typer.Option(help="Write the timeline here, for ui.perfetto.dev.")] = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict one training iteration of a model on a cluster: time, bytes, memory."""
+    """Predict one training iteration. It prints time, throughput, bytes moved and memory of a model on a cluster."""
+    check_report(report)
     chosen = case.strategy(strategy)
     with progress(f"Measuring what {case.model} needs") if case.is_measured else nullcontext():
         sim = simulate(case.graph, case.topology, chosen, training=case.training)
     if trace is not None:
         save_trace(sim, trace)
+    if report is not None:
+        write_report(case, sim, report, name=strategy)
     for note in chosen.notes:
         say(note)
-    print_json(described(sim)) if as_json else print_all(*_shown(sim))
+    print_json(with_strategy(sim)) if as_json else print_all(*_shown(sim))
 
 
 def described(sim: Simulation) -> dict[str, Any]:
@@ -54,6 +58,9 @@ def described(sim: Simulation) -> dict[str, Any]:
     memory = {name: [int(n) for n in values] for name, values in asdict(sim.memory).items()}
     return {
         "makespan": sim.makespan,
+        **described_rates(sim.throughput),
+        "devices": sim.topology.num_devices,
+        "devices_used": len(sim.strategy.devices),
         "bytes_moved": sim.bytes_moved,
         "compute_time": sim.compute_time,
         "exposed_communication": sim.exposed_communication,
@@ -65,6 +72,21 @@ def described(sim: Simulation) -> dict[str, Any]:
     }
 
 
+def with_strategy(sim: Simulation) -> dict[str, Any]:
+    """A simulation for machines, and what a strategy file would hold."""
+    return {**described(sim), "strategy": sim.strategy.to_data()}
+
+
+def described_rates(rates: Throughput) -> dict[str, Any]:
+    return {"samples_per_second": rates.samples, "tokens_per_second": rates.tokens, "mfu": rates.mfu}
+
+
+def idle_devices(sim: Simulation) -> str:
+    """How many devices a strategy uses, where it does not use all; else nothing."""
+    used, there = len(sim.strategy.devices), sim.topology.num_devices
+    return f"uses {used} of {there} devices" if used < there else ""
+
+
 def facts(sim: Simulation) -> list[str]:
     """Bytes moved, compute time, exposed communication and peak memory, in words."""
     peak = scaled(max(sim.peak_memory), "B")
@@ -72,10 +94,9 @@ def facts(sim: Simulation) -> list[str]:
     return [moved, compute, milliseconds(sim.exposed_communication), peak]
 
 
-def _shown(sim: Simulation) -> list[Table | str]:
-    table = Table("device", "kind", "busy", "peak memory", "saved", "bound", "has", box=None)
-    for column in table.columns[2:]:
-        column.justify = "right"
+def _shown(sim: Simulation) -> list[Listing | str]:
+    numbers = ("busy", "peak memory", "saved", "bound", "has")
+    table = Listing(("device", "kind", *numbers), numbers, optional=("saved",))
     memory = sim.memory
     rows: dict[tuple[str, ...], list[str]] = {}
     for i, device in enumerate(sim.topology.devices):
@@ -89,9 +110,12 @@ def _shown(sim: Simulation) -> list[Table | str]:
     busiest = sorted(links, key=lambda name: -links[name])[:5]
     moved, compute, exposed, _ = facts(sim)
     lines = [
-        f"\n[bold]{milliseconds(sim.makespan)}[/] an iteration: {compute} of compute over all devices, {moved} moved, "
+        f"\n[bold]{duration(sim.makespan)}[/] an iteration: {compute} of compute over all devices, {moved} moved, "
         f"{exposed} of it exposed on the critical path of {len(sim.critical_path)} of {len(sim.tasks)} tasks.",
     ]
+    lines.append(f"{sim.throughput}.")
+    if idle := idle_devices(sim):
+        lines.append(f"The strategy {idle}.")
     if busiest:
         lines.append("Busiest links: " + ", ".join(f"{name} {links[name]:.0%}" for name in busiest) + ".")
     return [table, *lines]

@@ -8,11 +8,11 @@ from time import monotonic
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ..costs import AnalyticCosts, Costs, OpTimes, device_kinds
 from ..graph import Op, scaled
 from ..searching import Problem
+from . import completion
 from .arguments import Case, neighbours_of, read_case, topology_of
 from .common import (
     AsJson,
@@ -22,6 +22,7 @@ from .common import (
     Chunk,
     Dtype,
     Fresh,
+    Listing,
     ModelName,
     Sizes,
     print_all,
@@ -33,7 +34,13 @@ from .live import measuring
 SHOWN = 12  # rows
 Device = Annotated[str, typer.Option(help="cpu, with one thread, or cuda.")]
 Where = Annotated[
-    str | None, typer.Option("-t", "--topology", help="Whose splits are measured; else cpu:1x2, or the GPUs here.")
+    str | None,
+    typer.Option(
+        "-t",
+        "--topology",
+        help="Whose splits are measured; else cpu:1x2, or the GPUs here.",
+        autocompletion=completion.topologies,
+    ),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Measure anew what was measured before.")]
 
@@ -117,10 +124,9 @@ def _described(op: Op, count: int, measured: OpTimes, analytic: OpTimes | None) 
     }
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table("op", "ops", "kind", "forward", "backward", "reaches", "analytic", "measured/analytic", box=None)
-    for column in (1, *range(3, 8)):
-        table.columns[column].justify = "right"
+def _table(rows: list[Row]) -> Listing:
+    numbers = ("forward", "backward", "reaches", "analytic", "measured/analytic")
+    table = Listing(("op", "ops", "kind", *numbers), ("ops", *numbers), optional=("analytic", "kind", "reaches"))
     for op, count, measured, analytic in rows:
         table.add_row(
             op.name,

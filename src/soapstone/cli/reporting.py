@@ -13,7 +13,7 @@ import typer
 from ..files import check_writable
 from ..graph import scaled
 from ..report import Approach, Happening, Report, compared, payload_of, write_page
-from ..simulator import Simulation, simulate
+from ..simulator import Simulation, counted, simulate
 from .arguments import Case, StrategyFile, takes_strategy
 from .common import say
 from .live import measuring
@@ -24,10 +24,17 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="The page, an HTML 
 
 @takes_strategy
 def report(case: Case, strategy: StrategyFile, output: Output = Path("report.html")) -> None:
-    """Show a strategy: how every layer is split, one step moment by moment, why it wins, what fills the memory."""
+    """Show a strategy as an HTML page. It draws how every layer is split and one step moment by moment, says why it
+    wins, and what fills the memory."""
     check_writable(output)
     sim = simulate(case.graph, case.topology, case.strategy(strategy), training=case.training)
     write_report(case, sim, output, name=strategy)
+
+
+def check_report(path: Path | None) -> None:
+    """Raise SoapstoneError where a report could not be written, before the work that it is about."""
+    if path is not None:
+        check_writable(path)
 
 
 def write_report(
@@ -44,16 +51,21 @@ def write_report(
     with measuring("Taking choices back one by one") as show:
         comparison = compared(sim, case.strategy("data"), progress=show)
     rows = approaches or [Approach("data", comparison.theirs), Approach(name, sim)]
-    title = f"{case.model} on {case.arguments['topology']}"
-    figures = _figures(case, sim)
-    known = Report(title, sim, comparison, name, _setting(case), figures, rows, curve, happenings)
+    title = f"{case.model} on {case.where}"
+    known = Report(title, sim, comparison, name, _setting(case), _figures(sim), rows, curve, happenings)
     write_page(payload_of(known), path)
     say(f"Report written to {path}: open it in a browser.")
 
 
-def _figures(case: Case, sim: Simulation) -> list[tuple[str, str]]:
+def _figures(sim: Simulation) -> list[tuple[str, str]]:
+    rates = sim.throughput
+    known = {
+        "samples a second": f"{rates.samples:,.0f}",
+        "tokens a second": "" if rates.tokens is None else f"{rates.tokens:,.0f}",
+        "MFU": "" if rates.mfu is None else f"{rates.mfu:.1%}",
+    }
     return [
-        ("samples a second", f"{case.graph.samples / sim.makespan:,.0f}"),
+        *((name, value) for name, value in known.items() if value),
         ("moved", scaled(sim.bytes_moved, "B")),
         ("fullest device", scaled(max(sim.peak_memory), "B")),
         ("tasks", f"{len(sim.tasks):,}"),
@@ -63,7 +75,7 @@ def _figures(case: Case, sim: Simulation) -> list[tuple[str, str]]:
 def _setting(case: Case) -> list[tuple[str, str]]:
     """What was asked for, and what was taken where nobody asked."""
     given = {name: str(value) for name, value in case.arguments.items() if value not in (None, "", [])}
-    given["batch"] = f"{case.graph.samples} in all"
+    given["batch"] = f"{counted(case.graph)[0]} in all"
     given["bucket_bytes"] = scaled(case.training.bucket_bytes_on(case.topology), "B")
     names = {"bucket_bytes": "gradient buckets", "batch_norm": "batch norm", "batch_per_device": "batch per device"}
     rows = [(names.get(name, name), value) for name, value in given.items()]

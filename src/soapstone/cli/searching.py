@@ -9,33 +9,39 @@ from time import monotonic
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ..baselines import BASELINES
 from ..errors import SoapstoneError, meant
-from ..files import check_writable
+from ..files import check_writable, unused_path
+from ..report import Approach
 from ..searching import SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
 from ..simulator import Simulation, simulate
 from ..strategy import Strategy
 from .arguments import Case, takes_case
-from .common import AsJson, milliseconds, print_all, print_json, say
+from .common import AsJson, Listing, duration, print_all, print_json, say
 from .live import live
-from .predict import described, facts
+from .predict import described, facts, idle_devices, with_strategy
 from .profile import measure_space
+from .reporting import ReportFile, check_report, write_report
 
+SECONDS, PROOF_SECONDS = 30.0, 600.0
 Budget = Annotated[float, typer.Option(help="Seconds that a search may take.")]
 Proposals = Annotated[int | None, typer.Option(help="Proposals that a search may make.")]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn at random.")]
 Chains = Annotated[int, typer.Option(help="Chains side by side, each on a thread of its own.")]
 MemoryLimit = Annotated[bool, typer.Option(help="Keep to what surely fits into the devices' memory.")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the strategy here.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write the strategy here; else to MODEL.TOPOLOGY.json."),
+]
+Save = Annotated[bool, typer.Option("--save/--no-save", help="Whether to write the strategy where -o names no file.")]
 
 
 @dataclass(frozen=True)
 class Wanted:
     """How a user wants to search. Raises SoapstoneError where no search takes it."""
 
-    budget: float = 30.0
+    budget: float = SECONDS
     proposals: int | None = None
     seed: int = 0
     chains: int = 1
@@ -109,9 +115,10 @@ def _by_exhaustion(case: Case, wanted: Wanted, data_parallel: float) -> Found:
         "log10_size": proof.log10_size,
     }
     what = "Proved to be the best of" if proof.proved else "The best seen so far, without a proof, of"
+    more = "" if proof.proved or proof.interrupted else " For a proof, give it more time with --budget."
     remark = (
         f"{what} 10^{proof.log10_size:.1f} strategies: {proof.nodes:,} nodes, {proof.simulated:,} simulated, "
-        f"{proof.seconds:.1f} s; the first bound was {proof.root_gap:.1%} below."
+        f"{proof.seconds:.1f} s; the first bound was {proof.root_gap:.1%} below.{more}"
     )
     return Found(proof.strategy, proof.seconds, facts, (remark,), proof.interrupted)
 
@@ -129,36 +136,61 @@ APPROACHES = (*BASELINES, "optcnn", "paper", "soapstone")
 def search_command(
     case: Case,
     output: Output = None,
-    budget: Budget = 30.0,
+    save: Save = True,
+    budget: Annotated[
+        float | None,
+        typer.Option(help=f"Seconds that it may take: {SECONDS:.0f}, or {PROOF_SECONDS:.0f} for exhaustive."),
+    ] = None,
     proposals: Proposals = None,
     seed: Seed = 0,
     method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "soapstone",
     chains: Chains = 1,
     memory_limit: MemoryLimit = True,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find a fast strategy. Ctrl-C ends it with the best so far."""
+    """Find a fast strategy, and write it to a file. Ctrl-C ends it with the best so far."""
     if method not in METHODS:
         remedy = meant(method, METHODS, f"use one of {', '.join(METHODS)}")
         raise SoapstoneError(f"there is no method {method!r}; {remedy}")
-    if output is not None:
-        check_writable(output)
+    if budget is None:
+        budget = PROOF_SECONDS if method == "exhaustive" else SECONDS
     wanted = Wanted(budget, proposals, seed, chains, memory_limit)
+    _check_output(output, save)
+    check_report(report)
     measure_space(case)
     before = _simulated(case, BASELINES["data"](case.graph, case.topology))
     with interrupts():
         found = METHODS[method](case, wanted, before.makespan)
+        if output is None and save:
+            output = unused_path(Path(f"{case.file_name}.json"))
         if output is not None:
             found.strategy.save(output, case.arguments)
         sim = _simulated(case, found.strategy)
+    rows = {"data": (before, 0.0), method: (sim, found.seconds)}
+    if report is not None:
+        write_report(case, sim, report, name=method, approaches=_approaches(rows), curve=found.facts.get("history", ()))
     if as_json:
         speed = {"speed_up": before.makespan / sim.makespan, "search_seconds": found.seconds, **found.facts}
-        print_json({**described(sim), **speed})
+        print_json({**with_strategy(sim), **speed, "path": None if output is None else str(output)})
         return
-    rows = {"data": (before, 0.0), method: (sim, found.seconds)}
-    print_all(*_shown(rows, before.makespan), "", *found.remarks)
+    idle = [f"It {text}." for text in [idle_devices(sim)] if text]
+    print_all(*_shown(rows, before.makespan), "", *found.remarks, *idle)
     if output is not None:
         say(f"Written to {output}.")
+
+
+def _check_output(output: Path | None, save: bool) -> None:
+    """Raise SoapstoneError where the strategy could not be written after all the work."""
+    if output is not None:
+        if not save:
+            raise SoapstoneError("-o says where to write the strategy, and --no-save not to; give one of them")
+        check_writable(output)
+    elif save:
+        try:
+            check_writable(".soapstone-strategy")
+        except SoapstoneError:
+            raise SoapstoneError("this folder cannot be written; name a file with -o, or pass --no-save") from None
 
 
 @takes_case
@@ -170,6 +202,7 @@ def compare(
     seed: Seed = 0,
     chains: Chains = 1,
     memory_limit: MemoryLimit = True,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Put the approaches side by side. Ctrl-C ends the search at hand and leaves out those after it."""
@@ -179,6 +212,7 @@ def compare(
         remedy = meant(wrong[0], known, f"use some of {', '.join(known)}")
         raise SoapstoneError(f"there is no approach {wrong[0]!r}; {remedy}")
     wanted = Wanted(budget, proposals, seed, chains, memory_limit)
+    check_report(report)
     measure_space(case)
     data = _simulated(case, BASELINES["data"](case.graph, case.topology))
     rows: dict[str, tuple[Simulation, float]] = {}
@@ -189,7 +223,7 @@ def compare(
                 continue
             found = METHODS[name](case, wanted, data.makespan)
         except SoapstoneError as error:
-            say(f"{name}: {error}")
+            say(f"{name}: {error}", always=True)
             continue
         except KeyboardInterrupt:
             break
@@ -200,26 +234,39 @@ def compare(
         raise SoapstoneError("no approach came to a strategy; the lines above say why")
     if missing := [name for name in names if name not in rows]:
         say(f"Without {', '.join(missing)}.")
+    if report is not None:
+        best = min(rows, key=lambda name: (_may_not_fit(rows[name][0]), rows[name][0].makespan))
+        write_report(case, rows[best][0], report, name=best, approaches=_approaches(rows))
     if as_json:
         shown = {name: {**described(sim), "search_seconds": seconds} for name, (sim, seconds) in rows.items()}
         print_json({name: {**row, "speed_up": data.makespan / row["makespan"]} for name, row in shown.items()})
         return
-    print_all(*_shown(rows, data.makespan))
+    idle = [f"{name} {text}." for name, (sim, _) in rows.items() if (text := idle_devices(sim))]
+    print_all(*_shown(rows, data.makespan), *([""] * bool(idle)), *idle)
+
+
+def _approaches(rows: dict[str, tuple[Simulation, float]]) -> list[Approach]:
+    return [Approach(name, sim, seconds) for name, (sim, seconds) in rows.items()]
 
 
 def _simulated(case: Case, strategy: Strategy) -> Simulation:
     return simulate(case.graph, case.topology, strategy, training=case.training)
 
 
-def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> list[Table | str]:
-    table = Table("approach", "time", "speed-up", "moved", "compute", "exposed", "peak memory", "search", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
+def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> list[Listing | str]:
+    first = next(iter(rows.values()))[0].throughput
+    unit = "samples/s" if first.tokens is None else "tokens/s"
+    numbers = ("time", "speed-up", unit, "MFU", "moved", "compute", "exposed", "memory", "search")
+    table = Listing(("approach", *numbers), numbers, optional=("compute", "search", "exposed"))
     for name, (sim, seconds) in rows.items():
         took = f"{seconds:.1f} s" if seconds else "-"
         speed = f"{data_parallel / sim.makespan:.2f}x"
         *most, peak = facts(sim)
-        table.add_row(f"[bold]{name}", milliseconds(sim.makespan), speed, *most, peak + "!" * _may_not_fit(sim), took)
+        rates = sim.throughput
+        rate = f"{rates.samples if rates.tokens is None else rates.tokens:,.0f}"
+        mfu = "-" if rates.mfu is None else f"{rates.mfu:.1%}"
+        fit = peak + "!" * _may_not_fit(sim)
+        table.add_row(f"[bold]{name}", duration(sim.makespan), speed, rate, mfu, *most, fit, took)
     doubt = any(_may_not_fit(sim) for sim, _ in rows.values())
     return [table, "! may not fit: some device's memory is below the upper bound."] if doubt else [table]
 

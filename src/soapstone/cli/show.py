@@ -7,12 +7,11 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from .. import zoo
 from ..graph import Dim, Op, OperatorGraph, op_bytes, scaled
-from .common import AsJson, Batch, BatchNorm, Chunk, Fresh, ModelName, Sizes, graph_of, print_all, print_json
+from .common import AsJson, Batch, BatchNorm, Chunk, Fresh, Listing, ModelName, Sizes, graph_of, print_all, print_json
 
 COLORS = {"sample": "green", "attribute": "cyan", "parameter": "magenta", "reduction": "yellow"}
 
@@ -22,7 +21,8 @@ def models(as_json: AsJson = False) -> None:
     if as_json:
         print_json([{"name": name, **asdict(zoo.entry(name))} for name in zoo.names()])
         return
-    table = Table("model", "what", "batch", "parameters", "sizes", box=None)
+    headers = ("model", "what", "batch", "parameters", "sizes")
+    table = Listing(headers, ("batch", "parameters"), wraps=("what", "sizes"))
     for name in zoo.names():
         entry = zoo.entry(name)
         sizes = " ".join(f"{key}={_plain(value)}" for key, value in entry.sizes.items())
@@ -40,7 +40,7 @@ def show(
     fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model's ops: their dims and how each may be split, flops, parameters and layers."""
+    """Show what a model is made of. It lists the ops, how each may be split, flops, parameters and layers."""
     graph = graph_of(model, batch, sizes, chunk, batch_norm, fresh)
     if as_json:
         print_json(described(graph))
@@ -50,10 +50,9 @@ def show(
     print_all(_table(graph, every), f"\n{graph.facts}", legend)
 
 
-def _table(graph: OperatorGraph, every: bool) -> Table:
-    table = Table("op", "ops", "kind", "dims", "work", "parameters", "layer", box=None)
-    for column in (1, 4, 5):
-        table.columns[column].justify = "right"
+def _table(graph: OperatorGraph, every: bool) -> Listing:
+    headers = ("op", "ops", "kind", "dims", "work", "parameters", "layer")
+    table = Listing(headers, ("ops", "work", "parameters"), wraps=("dims",), optional=("layer", "kind", "parameters"))
     held = {t.name: t.bytes for t in graph.parameters}
     rows: dict[tuple[Any, ...], list[Op]] = {}
     for op in graph.ops:

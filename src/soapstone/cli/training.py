@@ -11,24 +11,26 @@ from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ..errors import RankError, SoapstoneError, meant
 from ..files import check_writable
 from ..graph import scaled
 from ..loading import load_workload
 from ..report import save_events
-from ..simulator import simulate
+from ..simulator import Throughput, simulate, throughput
 from ..strategy import Strategy
 from ..topology import Topology, is_kind, kind_of
 from .arguments import Case, StrategyName, costs_of, takes_case
-from .common import AsJson, milliseconds, print_all, print_json, say
+from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, say
+from .predict import described_rates
+from .reporting import ReportFile, check_report, write_report
 
 if TYPE_CHECKING:
     import torch
 
     from ..runtime import Parallel, Transport
-    from ..runtime.records import Record
+    from ..runtime.records import Happening, Record
+    from ..simulator import Simulation
     from ..tracing import Workload
 
 EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone train lenet -t cpu:1x2 -s data"
@@ -54,7 +56,7 @@ def plan_command(
     everything: Annotated[bool, typer.Option("--all", help=f"Not only the first {MOST_EVENTS} events.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one rank's program: the segments that it runs, and what it says to whom, in order."""
+    """Show one rank's program. It lists the segments that it runs, and what it says to whom, in order."""
     from ..runtime.listing import lines
     from ..runtime.plan import Plan
 
@@ -66,9 +68,8 @@ def plan_command(
         names = ("kind", "what", "peers", "bytes", "start")
         print_json([{name: getattr(line, name) for name in names} for line in program])
         return
-    table = Table("", "event", "what", "with rank", "bytes", "predicted start", box=None)
-    for column in (0, 4, 5):
-        table.columns[column].justify = "right"
+    headers = ("", "event", "what", "with rank", "bytes", "predicted start")
+    table = Listing(headers, ("", "bytes", "predicted start"), wraps=("what", "with rank"))
     for number, line in enumerate(program if everything else program[:MOST_EVENTS]):
         size, start = (
             scaled(line.bytes, "B") if line.bytes else "",
@@ -77,7 +78,7 @@ def plan_command(
         table.add_row(str(number), f"[bold]{line.kind}", line.what, ", ".join(map(str, line.peers)), size, start)
     runs = sum(line.kind in ("forward", "backward") for line in program)
     more = f" Add --all for the other {len(program) - MOST_EVENTS}." if len(program) > len(table.rows) else ""
-    found = f"{runs} segments and {len(program) - runs} messages, {milliseconds(sim.makespan)} predicted"
+    found = f"{runs} segments and {len(program) - runs} messages, {duration(sim.makespan)} predicted"
     print_all(table, f"\nRank {rank}: {found}.{more}")
 
 
@@ -126,15 +127,17 @@ def train(
     graphed: Graphs = False,
     check: Check = False,
     trace: Trace = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Really train a model's example batch under a strategy, under torchrun: throughput, loss, idle shares, and the
-    predicted against the measured time of a step."""
+    """Train a model's example batch, under torchrun. It prints throughput, loss, idle shares, and the predicted against
+    the measured time of a step."""
     from ..runtime.agreement import agree
     from ..runtime.transports import joined
 
     if trace is not None:
         check_writable(trace)
+    check_report(report)
     chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.training.optimizer, compiled, graphed)
     with joined(EXAMPLE) as (transport, place):
         import torch
@@ -149,7 +152,9 @@ def train(
         found = _train(case, work, chosen, wanted, transport, place)
         if transport.rank == 0:
             if trace is not None:
-                save_events([h for record in found.records for h in record.happenings], trace)
+                save_events(found.happenings, trace)
+            if report is not None:
+                write_report(case, found.simulation, report, name=strategy, happenings=found.happenings)
             print_json(found.described()) if as_json else print_all(*found.shown(case))
 
 
@@ -183,29 +188,38 @@ class Trained:
 
     losses: list[float]
     seconds: float  # the median step of the slowest rank
-    predicted: float
-    batch: int
+    simulation: Simulation
+    rates: Throughput
     records: list[Record]
+
+    @property
+    def predicted(self) -> float:
+        return self.simulation.makespan
+
+    @property
+    def happenings(self) -> list[Happening]:
+        """Of the last step, on all ranks."""
+        return [happening for record in self.records for happening in record.happenings]
 
     def described(self) -> dict[str, Any]:
         return {
             "losses": self.losses,
             "step": self.seconds,
             "predicted": self.predicted,
-            "throughput": self.batch / self.seconds,
+            "throughput": self.rates.samples,
+            **described_rates(self.rates),
             "idle": [record.idle for record in self.records],
         }
 
-    def shown(self, case: Case) -> list[Table | str]:
-        table = Table("rank", "device", "idle", box=None)
-        table.columns[2].justify = "right"
+    def shown(self, case: Case) -> list[Listing | str]:
+        table = Listing(("rank", "device", "idle"), ("idle",))
         for rank, (record, device) in enumerate(zip(self.records, case.topology.devices)):
             table.add_row(str(rank), device.name, f"{record.idle:.0%}")
         return [
             table,
             f"\nLoss {self.losses[0]:.6g} at first, {self.losses[-1]:.6g} after {len(self.losses)} steps.",
-            f"[bold]{milliseconds(self.seconds)}[/] a step, {self.batch / self.seconds:,.1f} samples/s; predicted "
-            f"{milliseconds(self.predicted)}, {self.predicted / self.seconds:.2f}x of what was measured.",
+            f"[bold]{duration(self.seconds)}[/] a step, {self.rates}; predicted "
+            f"{duration(self.predicted)}, {self.predicted / self.seconds:.2f}x of what was measured.",
         ]
 
 
@@ -232,10 +246,11 @@ def _train(
         if last:
             record = parallel.watched(begin, perf_counter_ns())
         if transport.rank == 0 and step % max(1, wanted.steps // 5) == 0:
-            say(f"step {step}: loss {losses[-1]:.6g}, {milliseconds(seconds[-1])}")
+            say(f"step {step}: loss {losses[-1]:.6g}, {duration(seconds[-1])}")
     slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:]))]
-    predicted = parallel.simulation.makespan
-    return Trained(losses, statistics.median(slowest), predicted, len(work.batch[0]), transport.exchange(record))
+    median = statistics.median(slowest)
+    rates = throughput(case.graph, case.topology, median)
+    return Trained(losses, median, parallel.simulation, rates, transport.exchange(record))
 
 
 def _parallel(

@@ -75,6 +75,12 @@ def device_kinds() -> list[str]:
     return list(_table()["devices"])
 
 
+def peak_flops(kind: str, dtype: str) -> float | None:
+    """The flops a second that a device of that kind has at its best; None for a kind that the table does not have."""
+    device = _table()["devices"].get(kind)
+    return None if device is None else float(device.get(dtype, device["float32"]))
+
+
 def _nanoseconds(pairs: list[tuple[float, float]], device: dict[str, Any]) -> tuple[int, int]:
     least = int(device["launch"])
     forward, backward = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)

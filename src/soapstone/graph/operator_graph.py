@@ -73,12 +73,6 @@ class OperatorGraph:
         return tuple(self.facts.unruled)
 
     @property
-    def samples(self) -> int:
-        """How many samples a batch has; 1 where no input says it."""
-        dims = zip(self.inputs, self.settings.batch_dims)
-        return next((self.tensors[i].shape[dim] for i, dim in dims if dim is not None), 1)
-
-    @property
     def parameters(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.source == "parameter")
 

@@ -6,11 +6,11 @@ import base64
 import gzip
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
+from ..files import version
 from ..graph import Op, OperatorGraph
 from ..simulator import KINDS, Simulation
 from ..strategy import Strategy
@@ -55,7 +55,7 @@ def payload_of(report: Report) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "title": report.title,
-        "version": version("soapstone"),
+        "version": version(),
         "setting": [list(row) for row in report.setting],
         "headline": {
             "makespan": sim.makespan_ns,

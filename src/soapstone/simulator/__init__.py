@@ -4,6 +4,7 @@ from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Memory, states_of
 from .simulation import Simulation, simulate
 from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
+from .throughput import Throughput, counted, throughput
 from .times import KnownTimes, machine_of, translated_errors
 from .training import Training, check_training
 
@@ -21,10 +22,13 @@ __all__ = [
     "Memory",
     "Simulation",
     "Simulator",
+    "Throughput",
     "Training",
     "check_training",
+    "counted",
     "machine_of",
     "simulate",
     "states_of",
+    "throughput",
     "translated_errors",
 ]

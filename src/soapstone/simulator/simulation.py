@@ -14,6 +14,7 @@ from ..topology import Topology
 from .memory import Memory, memory_of
 from .path import critical_path
 from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE
+from .throughput import Throughput, throughput
 from .times import KnownTimes, check_all, machine_of, translated_errors
 from .training import Training
 
@@ -71,6 +72,11 @@ class Simulation:
         """Seconds of compute, added up over the devices."""
         compute = np.isin(self.tasks["kind"], (FORWARD, BACKWARD, UPDATE))
         return float(self.native.hold_durations[compute[self.native.hold_rows]].sum()) * 1e-9
+
+    @property
+    def throughput(self) -> Throughput:
+        """Samples and tokens a second, and the share of the devices' peak."""
+        return throughput(self.graph, self.topology, self.makespan)
 
     @cached_property
     def busy(self) -> dict[str, float]:

@@ -121,7 +121,9 @@ def _tabulated(rows: list[tuple[str, int, Configuration]]) -> str:
     """Names, how many ops have them, degrees and devices, in columns; not more rows than a person reads."""
     shown = rows if len(rows) < MOST_LINES else rows[: MOST_LINES - 2]
     cells = [("op", "ops", "split", "devices")]
-    cells += [(name, str(count), *str(configuration).split(" on ")) for name, count, configuration in shown]
+    for name, count, configuration in shown:
+        split, _, devices = str(configuration).rpartition(" on ")
+        cells.append((name, str(count), split, devices))
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = [f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:{widths[2]}}  {d}" for a, b, c, d in cells]
     left = sum(count for _, count, _ in rows[len(shown) :])

@@ -1,0 +1,58 @@
+"""What an iteration's time comes to: samples and tokens a second, and the share of the devices' peak."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+from ..costs import peak_flops
+from ..graph import OperatorGraph
+from ..topology import Topology
+
+BACKWARD = 2  # times the forward flops, as is usual: one product for each factor's gradient
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """A second's samples, its tokens where the model reads some, and the model flops utilisation (MFU): the flops of
+    forward and backward over what all devices could do at their peak; None where a device's peak is not known."""
+
+    samples: float
+    tokens: float | None
+    mfu: float | None
+
+    def __str__(self) -> str:
+        tokens = "" if self.tokens is None else f", {self.tokens:,.0f} tokens/s"
+        mfu = "" if self.mfu is None else f", {self.mfu:.1%} of the devices' peak (MFU)"
+        return f"{self.samples:,.1f} samples/s{tokens}{mfu}"
+
+
+def throughput(graph: OperatorGraph, topology: Topology, seconds: float) -> Throughput:
+    """Of an iteration that takes so long."""
+    batch, tokens = counted(graph)
+    flops, dtype = _flops(graph)
+    peaks = [peak_flops(device.kind, dtype) for device in topology.devices]
+    most = None if None in peaks else sum(peak for peak in peaks if peak is not None)
+    mfu = flops / (seconds * most) if most else None
+    return Throughput(batch / seconds, None if tokens is None else tokens / seconds, mfu)
+
+
+def counted(graph: OperatorGraph) -> tuple[int, int | None]:
+    """The samples of a batch, and its tokens: the elements of the first input of integers of samples by length."""
+    samples, tokens = 1, None
+    for index, axis in reversed([*zip(graph.inputs, graph.settings.batch_dims)]):
+        tensor = graph.tensors[index]
+        if axis is not None:
+            samples = tensor.shape[axis]
+            tokens = prod(tensor.shape) if len(tensor.shape) == 2 and "int" in tensor.dtype else tokens
+    return samples, tokens
+
+
+def _flops(graph: OperatorGraph) -> tuple[int, str]:
+    """Of forward and backward, and the dtype that most of them have."""
+    dtypes: Counter[str] = Counter()
+    for op in graph.ops:
+        dtype = op.values[op.steps[op.head].outputs[0]].dtype
+        dtypes[dtype] += op.flops * (1 + BACKWARD * op.backward)
+    return sum(dtypes.values()), dtypes.most_common(1)[0][0]
