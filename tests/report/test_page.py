@@ -464,3 +464,16 @@ def test_1000_layers_unfold(opened: Opener, huge: payloads.Payload) -> None:
     assert page.locator(".layer").count() < 20
     page.click("#unfold")
     assert page.locator(".layer").count() == 1000
+
+
+def test_a_switch_stands_in_the_node_of_its_devices_and_the_network_in_none(opened: Opener) -> None:
+    page = opened(payloads.branches())
+    inside = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('.vertex.switch')].map(shape => {
+          const spot = shape.getBoundingClientRect();
+          const around = [...document.querySelectorAll('.node-box')].map(box => box.getBoundingClientRect());
+          return [shape.parentNode.querySelector('title').textContent,
+                  around.findIndex(box => box.left < spot.left && box.right > spot.right && box.top < spot.top)];
+        }))"""
+    )
+    assert inside == {"host0": 0, "host1": 1, "network": -1}

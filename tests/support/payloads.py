@@ -123,7 +123,7 @@ def cluster(nodes: int, each: int) -> tuple[list[Payload], Payload, list[Payload
         {"name": f"gpu{i}", "kind": "P100", "node": i // each, "memory": 17179869184} for i in range(nodes * each)
     ]
     vertices: list[Payload] = [{"name": d["name"], "device": i, "node": d["node"]} for i, d in enumerate(devices)]
-    vertices += [{"name": f"host{n}", "device": None, "node": n} for n in range(nodes)]
+    vertices += [{"name": f"host{n}", "device": None, "node": None} for n in range(nodes)]
     vertices.append({"name": "network", "device": None, "node": None})
     links: list[Payload] = []
     lanes: list[Payload] = [{"name": d["name"], "kind": "device"} for d in devices]
@@ -376,6 +376,8 @@ def large(tasks: int = 100_000, devices: int = 16, blocks: int = 166) -> Payload
     offsets = np.tile(np.arange(held), messages)
     road = np.asarray(links)[place[is_message].repeat(held) * wide + offsets]
     lane = np.concatenate([place[~is_message], road])
+    mixed = rng.permutation(task.size)  # the page must not count on an order
+    task, lane = task[mixed], lane[mixed]
     makespan = float(ends.max())
     part = np.where(is_message, -1, 0)
     payload["timeline"] = {

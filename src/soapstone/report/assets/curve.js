@@ -58,7 +58,12 @@ function drawCurve(place, { curve, data_parallel: parallel }) {
       cursor: { y: false },
       scales: { x: { time: false, distr: 3, range: [x[0], Math.max(x.at(-1), x[0] * 1.01)] }, y: { range: [0, most] } },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((t) => (t === null ? "" : `${+t.toPrecision(2)} s`)), space: 60 },
+        {
+          ...axis,
+          grid: { ...grid, filter: decades },
+          values: (_, ticks) => ticks.map((t) => (t === null ? "" : `${+t.toPrecision(2)} s`)),
+          space: 60,
+        },
         { ...axis, size: 64, values: (_, ticks) => ticks.map((t) => `${+t.toPrecision(3)} ms`) },
       ],
       series: [
@@ -79,6 +84,9 @@ function drawCurve(place, { curve, data_parallel: parallel }) {
   );
   place.chart.over.addEventListener("mouseleave", hideTip);
 }
+
+/** Only the ticks that are powers of ten. */
+const decades = (_, ticks) => ticks.map((t) => (t && Number.isInteger(+Math.log10(t).toFixed(6)) ? t : null));
 
 function curveTip(chart, curve) {
   const { idx, left } = chart.cursor;

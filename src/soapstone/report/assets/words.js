@@ -49,18 +49,10 @@ function choiceButton(choice, most) {
       el("span", { class: "value", text: `${timeText(Math.abs(choice.gain))} ${sooner ? "sooner" : "later"}` }),
     ),
     el("span", { class: "sentence", text: choice.sentence }),
-    el("span", { class: "bytes", text: choiceBytes(choice) }),
   );
   button.addEventListener("click", () => {
     const on = button.getAttribute("aria-pressed") === "true";
     tell("lit", { layers: new Set(on ? [] : choice.layers), from: "words" });
   });
   return button;
-}
-
-function choiceBytes(choice) {
-  const said = [];
-  if (choice.gradient_bytes) said.push(`${bytesText(choice.gradient_bytes)} of gradients saved`);
-  if (choice.activation_bytes) said.push(`${bytesText(choice.activation_bytes)} of activations moved instead`);
-  return said.join(" · ");
 }
