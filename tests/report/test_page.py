@@ -1,6 +1,7 @@
 """The report's page in a real browser: what it shows, how it is moved, and what hostile names do to it: nothing."""
 
 import copy
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -371,6 +372,13 @@ def test_the_table_of_approaches_sorts(opened: Opener) -> None:
     assert names.all_inner_texts()[-1] == "soapstone ✓ chosen"
 
 
+def test_the_curve_of_the_search_is_drawn_when_it_comes_into_sight(opened: Opener) -> None:
+    page = opened(payloads.transformer())
+    page.locator(".curve").scroll_into_view_if_needed()
+    page.wait_for_selector(".curve canvas")
+    assert "within 1% of its best" in (page.locator(".curve").get_attribute("aria-label") or "")
+
+
 def test_more_than_16_equal_devices_are_one_bar(opened: Opener) -> None:
     payload = payloads.branches(nodes=5)
     for table in (payload["time"], payload["memory"]):
@@ -446,7 +454,7 @@ PAN = """async (count) => {
 def test_100000_tasks_open_and_pan_quickly(
     opened: Opener, huge: payloads.Payload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Meant to open in 3 s and to pan at 50 ms a frame; a busy machine gets twice that."""
+    """In 3 s and at 50 ms a frame; a machine gets twice that, and the more the busier it is."""
     size = len(render(huge).encode())
     page = opened(huge)
     taken = page.evaluate("performance.getEntriesByName('ready')[0].startTime") / 1000
@@ -454,8 +462,9 @@ def test_100000_tasks_open_and_pan_quickly(
     with capsys.disabled():
         print(f"\n100,000 tasks: {size / 1e6:.1f} MB, open in {taken:.2f} s, {frame:.1f} ms a frame")
     assert size <= 20e6
-    assert taken < 6
-    assert frame < 100
+    slack = 2 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert taken < 3 * slack
+    assert frame < 50 * slack
 
 
 def test_1000_layers_unfold(opened: Opener, huge: payloads.Payload) -> None:

@@ -357,13 +357,13 @@ def large(tasks: int = 100_000, devices: int = 16, blocks: int = 166) -> Payload
     held = min(4, wide)
     is_message = np.zeros(tasks, bool)
     is_message[rng.choice(tasks, messages, replace=False)] = True
-    took = rng.gamma(2.0, 2e4, tasks) + 500
+    took = np.round(rng.gamma(2.0, 2e4, tasks) + 500)  # whole nanoseconds, as the simulator has them
     place = rng.integers(0, np.where(is_message, groups, devices))
     start = np.zeros(tasks)
     for flag, many in ((True, groups), (False, devices)):
         for where in range(many):
             mine = np.flatnonzero((is_message == flag) & (place == where))
-            gaps = rng.gamma(1.0, 2e4 * (2 if flag else 0.3), mine.size)
+            gaps = np.round(rng.gamma(1.0, 2e4 * (2 if flag else 0.3), mine.size))
             start[mine] = np.cumsum(took[mine] + gaps) - took[mine]
     order = np.argsort(start, kind="stable")
     is_message, took, place, start = is_message[order], took[order], place[order], start[order]
@@ -389,7 +389,7 @@ def large(tasks: int = 100_000, devices: int = 16, blocks: int = 166) -> Payload
             "op": column("i32", rng.integers(0, len(payload["ops"]), tasks)),
             "part": column("i32", part),
             "bytes": column("f64", np.where(is_message, rng.integers(1, 1 << 24, tasks), 0)),
-            "ready": column("f64", start - rng.gamma(1.0, 1e4, tasks).clip(max=start)),
+            "ready": column("f64", start - np.round(rng.gamma(1.0, 1e4, tasks)).clip(max=start)),
             "start": column("f64", start),
             "end": column("f64", ends),
         },

@@ -7,7 +7,6 @@ function showSearch(report) {
   if (report.search) parts.push(...searchCurve(report.search));
   if (report.approaches) parts.push(el("h3", { text: "Every approach" }), approachTable(report.approaches));
   section("search", "How it was found", "Search", ...parts);
-  if (report.search) tell("theme");
 }
 
 function searchCurve(search) {
@@ -24,7 +23,10 @@ function searchCurve(search) {
     "aria-label": `${words} ${search.data_parallel ? `Data parallelism takes ${timeText(search.data_parallel)}.` : ""}`,
   });
   const draw = () => drawCurve(place, search);
-  listen("theme", draw);
+  whenNear(place, () => {
+    draw();
+    listen("theme", draw);
+  });
   new ResizeObserver(() => {
     if (place.chart && Math.abs(place.chart.width - place.clientWidth) > 2)
       place.chart.setSize({ width: place.clientWidth, height: 260 });
