@@ -161,6 +161,7 @@ def test_a_fold_opens_and_closes_by_click_and_by_key(opened: Opener) -> None:
     assert "×12" in (head.text_content() or "")
     page.locator(".group-title").click()
     assert page.locator(".group-head").count() == 12
+    assert page.locator(".group-title").last.text_content() == "▾ layers.11"
     assert page.locator(".layer").count() == len(payload["layers"])
     assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "true"
     page.keyboard.press("Enter")
