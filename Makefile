@@ -56,7 +56,7 @@ test-gpu: setup  ## the tests that need a GPU: several NCCL ranks share it
 	@touch $@
 
 docs: .venv/documenting  ## the documentation as a site, build/site/index.html; a link that leads nowhere is an error
-	$(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # A second environment with the core built for checking; it borrows the packages of the first.
 SANITIZED := build/sanitized

@@ -43,7 +43,9 @@ def _section(name: str, command: Any) -> str:
     rows = [_row(*record) for p in command.params if (record := p.get_help_record(context)) is not None]
     about = " ".join((command.help or "").split())
     usage = " ".join(["soapstone", name, *arguments, "[OPTIONS]"])
-    return "\n".join([f"## {name}", "", about, "", "```text", usage, "```", "", "| | |", "|---|---|", *rows])
+    return "\n".join(
+        [f"## {name}", "", about, "", "```text", usage, "```", "", "| option | what |", "|---|---|", *rows]
+    )
 
 
 def _row(name: str, about: str) -> str:

@@ -38,6 +38,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     return tmp_path
 
 
+@pytest.mark.timeout(300)  # as many commands as a page has
 @pytest.mark.parametrize("page", RUN, ids=name)
 def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     reader = Page(name(page))
@@ -57,6 +58,15 @@ def test_commands_stand_in_fences_and_files_are_used(page: Path) -> None:
     files = [block.title for block in BLOCKS[page] if block.title is not None]
     commands = "".join(block.text for block in BLOCKS[page] if block.language == "sh")
     assert not [file for file in files if file not in commands]
+
+
+def test_every_example_is_run() -> None:
+    """Those of the demo are what `make demo` and its own page run."""
+    run = "".join(block.text for blocks in BLOCKS.values() for block in blocks if block.language == "sh")
+    demo = {"demo.py", "digits.py", "train_digits.py"}
+    scripts = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sh")} - demo
+    assert scripts
+    assert not [name for name in scripts if f"examples/{name}" not in run]
 
 
 def test_a_block_that_fails_is_found(folder: Path) -> None:

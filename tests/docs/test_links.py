@@ -15,6 +15,7 @@ STAND_INS = ("NAME", "FOLDER", "FAMILY")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 AWAITED = ("docs/images/report.png",)  # still to be drawn
 MOST_WORDS = 700
+MOST_LINES = 90
 
 
 def name(page: Path) -> str:
@@ -36,3 +37,7 @@ def test_design_pages_are_short_and_have_a_picture(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text.split()) <= MOST_WORDS
     assert "```mermaid" in text
+
+
+def test_the_readme_fits_a_screen_and_a_half() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
