@@ -100,9 +100,9 @@ def show(ours: tuple[list[float], float], plain: tuple[list[float], float]) -> N
 
 
 def main() -> None:
-    folder = Path("build", "demo")
-    (ROOT / folder).mkdir(parents=True, exist_ok=True)
-    search_for_a_cluster(str(folder))
+    shown = Path("build", "demo")
+    (ROOT / shown).mkdir(parents=True, exist_ok=True)
+    search_for_a_cluster(str(shown))
     with tempfile.TemporaryDirectory() as folder:
         here, strategy = Path(folder) / "here.yaml", Path(folder) / "digits.json"
         search_for_this_machine(here, strategy)
@@ -111,7 +111,7 @@ def main() -> None:
     with console.status("the same with plain PyTorch on one device"):
         plain = train_plain()
     show((losses, accuracy), plain)
-    report = (ROOT / folder / "nmt.html").resolve()
+    report = (ROOT / shown / "nmt.html").resolve()
     console.print(f"\nThe report on NMT, to open in a browser: [bold]{report}[/]", soft_wrap=True)
 
 
