@@ -51,11 +51,7 @@ unit: setup
 test-gpu: setup  ## the tests that need a GPU: several NCCL ranks share it
 	$(BIN)/python -m pytest tests/gpu
 
-.venv/documenting: .venv/installed
-	$(PIP_INSTALL) --no-build-isolation -e '.[dev,docs]'
-	@touch $@
-
-docs: .venv/documenting  ## the documentation as a site, build/site/index.html; a link that leads nowhere is an error
+docs: setup  ## the documentation as a site, build/site/index.html; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # A second environment with the core built for checking; it borrows the packages of the first.

@@ -1,5 +1,5 @@
-"""What soapstone does, in a minute or two: search for a cluster that you do not have, then for this machine, and train
-there."""
+"""What soapstone does, in two minutes or so: search for a cluster that you do not have, say why the plan wins and draw
+it, then search for this machine, and train there."""
 
 import json
 import os
@@ -22,7 +22,7 @@ console = Console(width=max(100, Console().width) if not sys.stdout.isatty() els
 
 def run(shown: str, *arguments: str, capture: bool = False) -> str:
     """A command, as a user would type it; ends the demo where it fails."""
-    console.print(f"\n[bold]$ {shown}")
+    console.print(f"\n[bold]$ {shown}", soft_wrap=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE if capture else None
     done = subprocess.run([sys.executable, *arguments], env=environment, stdout=pipe, text=True, cwd=ROOT)
@@ -31,11 +31,20 @@ def run(shown: str, *arguments: str, capture: bool = False) -> str:
     return done.stdout or ""
 
 
-def search_for_a_cluster() -> None:
-    console.rule("[bold]NMT on four P100s: every approach, simulated")
-    options = ["nmt", "-t", "p100:1x4", "--batch", "64", "--budget", "15"]
-    methods = ["--methods", "data,model,expert,optcnn,soapstone"]
-    run(f"soapstone compare {' '.join([*options, *methods])}", "-m", "soapstone", "compare", *options, *methods)
+def soapstone(*words: str) -> None:
+    run(f"soapstone {' '.join(words)}", "-m", "soapstone", *words)
+
+
+def search_for_a_cluster(folder: str) -> None:
+    """Paths are inside the project, so that what is shown can be typed again."""
+    case = ["nmt", "-t", "p100:1x4", "--batch", "64"]
+    strategy = f"{folder}/nmt.json"
+    console.rule("[bold]NMT on four P100s: a search")
+    soapstone("search", *case, "--budget", "20", "-o", strategy, "--report", f"{folder}/nmt.html")
+    console.rule("[bold]Why it wins")
+    soapstone("explain", strategy)
+    console.rule("[bold]Every approach, simulated")
+    soapstone("compare", *case, "--methods", "data,model,expert,optcnn,paper", "--budget", "10")
 
 
 def search_for_this_machine(here: Path, strategy: Path) -> None:
@@ -91,7 +100,9 @@ def show(ours: tuple[list[float], float], plain: tuple[list[float], float]) -> N
 
 
 def main() -> None:
-    search_for_a_cluster()
+    shown = Path("build", "demo")
+    (ROOT / shown).mkdir(parents=True, exist_ok=True)
+    search_for_a_cluster(str(shown))
     with tempfile.TemporaryDirectory() as folder:
         here, strategy = Path(folder) / "here.yaml", Path(folder) / "digits.json"
         search_for_this_machine(here, strategy)
@@ -100,6 +111,8 @@ def main() -> None:
     with console.status("the same with plain PyTorch on one device"):
         plain = train_plain()
     show((losses, accuracy), plain)
+    report = (ROOT / shown / "nmt.html").resolve()
+    console.print(f"\nThe report on NMT, to open in a browser: [bold]{report}[/]", soft_wrap=True)
 
 
 if __name__ == "__main__":

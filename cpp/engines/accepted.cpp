@@ -82,9 +82,10 @@ void Accepted::find_reach(Position cut) {
   reach_.resize(order_.size(), forever);
   for (const Position i : order_.indices()) {
     if (i < cut && reach_[i] < cut) continue;
-    reach_[i] = none;
+    Position last = none;
     const Task& task = graph_.pool.tasks[order_[i]];
-    for (int32_t k = 0; k < task.num_next; ++k) reach_[i] = std::max(reach_[i], position_[task.next[k]]);
+    for (int32_t k = 0; k < task.num_next; ++k) last = std::max(last, position_[task.next[k]]);
+    reach_[i] = last;
   }
 }
 

@@ -1,6 +1,7 @@
 """The report's page in a real browser: what it shows, how it is moved, and what hostile names do to it: nothing."""
 
 import copy
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,6 +161,7 @@ def test_a_fold_opens_and_closes_by_click_and_by_key(opened: Opener) -> None:
     assert "×12" in (head.text_content() or "")
     page.locator(".group-title").click()
     assert page.locator(".group-head").count() == 12
+    assert page.locator(".group-title").last.text_content() == "▾ layers.11"
     assert page.locator(".layer").count() == len(payload["layers"])
     assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "true"
     page.keyboard.press("Enter")
@@ -371,6 +373,13 @@ def test_the_table_of_approaches_sorts(opened: Opener) -> None:
     assert names.all_inner_texts()[-1] == "soapstone ✓ chosen"
 
 
+def test_the_curve_of_the_search_is_drawn_when_it_comes_into_sight(opened: Opener) -> None:
+    page = opened(payloads.transformer())
+    page.locator(".curve").scroll_into_view_if_needed()
+    page.wait_for_selector(".curve canvas")
+    assert "within 1% of its best" in (page.locator(".curve").get_attribute("aria-label") or "")
+
+
 def test_more_than_16_equal_devices_are_one_bar(opened: Opener) -> None:
     payload = payloads.branches(nodes=5)
     for table in (payload["time"], payload["memory"]):
@@ -446,7 +455,7 @@ PAN = """async (count) => {
 def test_100000_tasks_open_and_pan_quickly(
     opened: Opener, huge: payloads.Payload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Meant to open in 3 s and to pan at 50 ms a frame; a busy machine gets twice that."""
+    """In 3 s and at 50 ms a frame; a machine gets twice that, and the more the busier it is."""
     size = len(render(huge).encode())
     page = opened(huge)
     taken = page.evaluate("performance.getEntriesByName('ready')[0].startTime") / 1000
@@ -454,8 +463,9 @@ def test_100000_tasks_open_and_pan_quickly(
     with capsys.disabled():
         print(f"\n100,000 tasks: {size / 1e6:.1f} MB, open in {taken:.2f} s, {frame:.1f} ms a frame")
     assert size <= 20e6
-    assert taken < 6
-    assert frame < 100
+    slack = 2 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert taken < 3 * slack
+    assert frame < 50 * slack
 
 
 def test_1000_layers_unfold(opened: Opener, huge: payloads.Payload) -> None:
@@ -464,3 +474,16 @@ def test_1000_layers_unfold(opened: Opener, huge: payloads.Payload) -> None:
     assert page.locator(".layer").count() < 20
     page.click("#unfold")
     assert page.locator(".layer").count() == 1000
+
+
+def test_a_switch_stands_in_the_node_of_its_devices_and_the_network_in_none(opened: Opener) -> None:
+    page = opened(payloads.branches())
+    inside = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('.vertex.switch')].map(shape => {
+          const spot = shape.getBoundingClientRect();
+          const around = [...document.querySelectorAll('.node-box')].map(box => box.getBoundingClientRect());
+          return [shape.parentNode.querySelector('title').textContent,
+                  around.findIndex(box => box.left < spot.left && box.right > spot.right && box.top < spot.top)];
+        }))"""
+    )
+    assert inside == {"host0": 0, "host1": 1, "network": -1}

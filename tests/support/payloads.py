@@ -123,7 +123,7 @@ def cluster(nodes: int, each: int) -> tuple[list[Payload], Payload, list[Payload
         {"name": f"gpu{i}", "kind": "P100", "node": i // each, "memory": 17179869184} for i in range(nodes * each)
     ]
     vertices: list[Payload] = [{"name": d["name"], "device": i, "node": d["node"]} for i, d in enumerate(devices)]
-    vertices += [{"name": f"host{n}", "device": None, "node": n} for n in range(nodes)]
+    vertices += [{"name": f"host{n}", "device": None, "node": None} for n in range(nodes)]
     vertices.append({"name": "network", "device": None, "node": None})
     links: list[Payload] = []
     lanes: list[Payload] = [{"name": d["name"], "kind": "device"} for d in devices]
@@ -357,13 +357,13 @@ def large(tasks: int = 100_000, devices: int = 16, blocks: int = 166) -> Payload
     held = min(4, wide)
     is_message = np.zeros(tasks, bool)
     is_message[rng.choice(tasks, messages, replace=False)] = True
-    took = rng.gamma(2.0, 2e4, tasks) + 500
+    took = np.round(rng.gamma(2.0, 2e4, tasks) + 500)  # whole nanoseconds, as the simulator has them
     place = rng.integers(0, np.where(is_message, groups, devices))
     start = np.zeros(tasks)
     for flag, many in ((True, groups), (False, devices)):
         for where in range(many):
             mine = np.flatnonzero((is_message == flag) & (place == where))
-            gaps = rng.gamma(1.0, 2e4 * (2 if flag else 0.3), mine.size)
+            gaps = np.round(rng.gamma(1.0, 2e4 * (2 if flag else 0.3), mine.size))
             start[mine] = np.cumsum(took[mine] + gaps) - took[mine]
     order = np.argsort(start, kind="stable")
     is_message, took, place, start = is_message[order], took[order], place[order], start[order]
@@ -376,6 +376,8 @@ def large(tasks: int = 100_000, devices: int = 16, blocks: int = 166) -> Payload
     offsets = np.tile(np.arange(held), messages)
     road = np.asarray(links)[place[is_message].repeat(held) * wide + offsets]
     lane = np.concatenate([place[~is_message], road])
+    mixed = rng.permutation(task.size)  # the page must not count on an order
+    task, lane = task[mixed], lane[mixed]
     makespan = float(ends.max())
     part = np.where(is_message, -1, 0)
     payload["timeline"] = {
@@ -387,7 +389,7 @@ def large(tasks: int = 100_000, devices: int = 16, blocks: int = 166) -> Payload
             "op": column("i32", rng.integers(0, len(payload["ops"]), tasks)),
             "part": column("i32", part),
             "bytes": column("f64", np.where(is_message, rng.integers(1, 1 << 24, tasks), 0)),
-            "ready": column("f64", start - rng.gamma(1.0, 1e4, tasks).clip(max=start)),
+            "ready": column("f64", start - np.round(rng.gamma(1.0, 1e4, tasks)).clip(max=start)),
             "start": column("f64", start),
             "end": column("f64", ends),
         },

@@ -53,7 +53,9 @@ function stackedRow(name, pieces, whole, text, marks = []) {
           style: `width:${(100 * share).toFixed(3)}%;--c:${colour}`,
           title: `${label}: ${show(value)} (${shareText(share)})`,
         },
-        share > 0.12 && !style ? el("span", { style: `color:${inkOn(colour)}`, text: shareText(share) }) : null,
+        share > 0.12 && !style && show === timeText
+          ? el("span", { style: `color:${inkOn(colour)}`, text: shareText(share) })
+          : null,
       );
     }),
     ...marks.map(([value, label]) =>
@@ -98,12 +100,10 @@ function showMemory(report) {
   const parts = MEMORY_PARTS.filter(([key]) => report.memory[key]?.some((value) => value > 0));
   const keys = [...parts.map(([key]) => key), "peak"],
     rows = foldDevices(report, keys, report.memory);
-  const whole = Math.max(
-    ...report.devices.map((device) => device.memory ?? 0),
-    ...(report.memory.bound ?? [0]),
-    ...(report.memory.peak ?? [0]),
-    1,
-  );
+  const memory = Math.max(...report.devices.map((device) => device.memory ?? 0)),
+    most = Math.max(...(report.memory.bound ?? [0]), ...(report.memory.peak ?? [0]), 1);
+  const near = most < memory / 4, // little of much: show the first stretch of the memory only
+    whole = near ? niceStep(most, 1) : Math.max(memory, most);
   const bars = rows.map((row) => {
     const memory = report.devices[row.devices[0]].memory,
       peak = row.values.at(-1);
@@ -122,7 +122,9 @@ function showMemory(report) {
     el("div", { class: "bars wide-values" }, ...bars),
     el("p", {
       class: "hint",
-      text: "The track is the device’s memory. The pieces add up to what no order of the tasks can pass; the line marks the peak of this one.",
+      text:
+        `The track is ${near ? `${bytesText(whole)} of the device’s ${bytesText(memory)}` : "the device’s memory"}. The line marks the ` +
+        "peak of this step; the pieces add up to the most that any order of its tasks could need.",
     }),
   );
 }

@@ -58,18 +58,24 @@ function visibleBoxes(report, graph, open) {
   return { boxes: [...boxes.values()], edges: [...between.values()] };
 }
 
-/** What a group is called: its fold, or the names its layers share where it is opened. */
+/** What a group is called: its fold, or what the names of its layers begin with where it is opened. */
 function groupName(report, box) {
   const fold = report.folds[box.fold];
   if (!box.opened) return fold.name;
-  return fold.name.includes("*") ? fold.name.replace("*", `${box.turn}`) : `${fold.name} ${box.turn + 1}`;
+  const shared = sharedStart(box.layers.map((layer) => report.layers[layer].name));
+  return shared ? shared.slice(0, -1) : `${fold.name}, ${box.turn + 1}`;
 }
 
-/** A layer's name inside its group, without what all names of the group begin with. */
-function shortNames(names) {
-  if (names.length < 2) return names;
+/** What some names begin with, up to and with a dot. */
+function sharedStart(names) {
   let shared = names[0];
   for (const name of names) while (!name.startsWith(shared)) shared = shared.slice(0, -1);
-  const cut = shared.lastIndexOf(".") + 1;
+  return shared.slice(0, shared.lastIndexOf(".") + 1);
+}
+
+/** The layers' names inside their group, without what all of them begin with. */
+function shortNames(names) {
+  if (names.length < 2) return names;
+  const cut = sharedStart(names).length;
   return names.map((name) => name.slice(cut));
 }

@@ -48,7 +48,7 @@ function showCluster(report) {
   );
 }
 
-/** Levels: devices below, then switches by their distance from a device; what belongs to no node stands on top. */
+/** How far every vertex is from a device. */
 function vertexLevels({ vertices, links }) {
   const level = vertices.map((vertex) => (vertex.device === null ? Infinity : 0));
   for (let turn = 0; turn < 8; turn += 1)
@@ -56,16 +56,29 @@ function vertexLevels({ vertices, links }) {
       level[source] = Math.min(level[source], level[target] + 1);
       level[target] = Math.min(level[target], level[source] + 1);
     }
-  const inside = Math.max(0, ...level.filter((l, i) => vertices[i].node !== null && l < Infinity));
-  return level.map((l, i) =>
-    vertices[i].node === null && vertices[i].device === null ? inside + 1 : l === Infinity ? 1 : l,
-  );
+  return level.map((l) => (l === Infinity ? 1 : l));
+}
+
+/** The node of every vertex: a switch belongs to the node of all that is below it, or to none. */
+function vertexNodes({ vertices, links }, level) {
+  const nodes = vertices.map((vertex) => vertex.node),
+    below = vertices.map(() => []);
+  for (const { source, target } of links) {
+    if (level[source] < level[target]) below[target].push(source);
+    if (level[target] < level[source]) below[source].push(target);
+  }
+  const order = vertices.map((_, i) => i).sort((a, b) => level[a] - level[b]);
+  for (const i of order) {
+    const found = new Set(below[i].map((other) => nodes[other]));
+    if (nodes[i] === null && found.size === 1) [nodes[i]] = found;
+  }
+  return nodes;
 }
 
 /** Nodes with their vertices by level, and how wide each is. */
-function nodeBoxes({ vertices }, level, inner) {
+function nodeBoxes(nodeOf, level, inner) {
   const nodes = new Map();
-  for (const [i, { node }] of vertices.entries()) if (node !== null) nodes.set(node, [...(nodes.get(node) ?? []), i]);
+  for (const [i, node] of nodeOf.entries()) if (node !== null) nodes.set(node, [...(nodes.get(node) ?? []), i]);
   return [...nodes].map(([node, mine]) => {
     const rows = Array.from({ length: inner + 1 }, (_, l) => mine.filter((i) => level[i] === l));
     const widest = Math.max(1, ...rows.map((row) => row.length));
@@ -78,11 +91,11 @@ function nodeBoxes({ vertices }, level, inner) {
  * upside down above it, so that no link crosses a node.
  */
 function placeVertices(cluster, width) {
-  const { vertices } = cluster,
-    level = vertexLevels(cluster);
-  const outside = vertices.map((_, i) => i).filter((i) => vertices[i].node === null);
-  const inner = Math.max(0, ...level.filter((_, i) => vertices[i].node !== null)),
-    boxes = nodeBoxes(cluster, level, inner);
+  const level = vertexLevels(cluster),
+    nodeOf = vertexNodes(cluster, level);
+  const outside = nodeOf.map((_, i) => i).filter((i) => nodeOf[i] === null);
+  const inner = Math.max(0, ...level.filter((_, i) => nodeOf[i] !== null)),
+    boxes = nodeBoxes(nodeOf, level, inner);
   const high = inner * SPOT.level + SPOT.height + 62,
     total = boxes.reduce((sum, box) => sum + box.width + 26, -26);
   const above = total > width && boxes.length > 1 ? Math.floor(boxes.length / 2) : 0,

@@ -7,7 +7,6 @@ function showSearch(report) {
   if (report.search) parts.push(...searchCurve(report.search));
   if (report.approaches) parts.push(el("h3", { text: "Every approach" }), approachTable(report.approaches));
   section("search", "How it was found", "Search", ...parts);
-  if (report.search) tell("theme");
 }
 
 function searchCurve(search) {
@@ -24,7 +23,10 @@ function searchCurve(search) {
     "aria-label": `${words} ${search.data_parallel ? `Data parallelism takes ${timeText(search.data_parallel)}.` : ""}`,
   });
   const draw = () => drawCurve(place, search);
-  listen("theme", draw);
+  whenNear(place, () => {
+    draw();
+    listen("theme", draw);
+  });
   new ResizeObserver(() => {
     if (place.chart && Math.abs(place.chart.width - place.clientWidth) > 2)
       place.chart.setSize({ width: place.clientWidth, height: 260 });
@@ -58,7 +60,12 @@ function drawCurve(place, { curve, data_parallel: parallel }) {
       cursor: { y: false },
       scales: { x: { time: false, distr: 3, range: [x[0], Math.max(x.at(-1), x[0] * 1.01)] }, y: { range: [0, most] } },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((t) => (t === null ? "" : `${+t.toPrecision(2)} s`)), space: 60 },
+        {
+          ...axis,
+          grid: { ...grid, filter: decades },
+          values: (_, ticks) => ticks.map((t) => (t === null ? "" : `${+t.toPrecision(2)} s`)),
+          space: 60,
+        },
         { ...axis, size: 64, values: (_, ticks) => ticks.map((t) => `${+t.toPrecision(3)} ms`) },
       ],
       series: [
@@ -79,6 +86,9 @@ function drawCurve(place, { curve, data_parallel: parallel }) {
   );
   place.chart.over.addEventListener("mouseleave", hideTip);
 }
+
+/** Only the ticks that are powers of ten. */
+const decades = (_, ticks) => ticks.map((t) => (t && Number.isInteger(+Math.log10(t).toFixed(6)) ? t : null));
 
 function curveTip(chart, curve) {
   const { idx, left } = chart.cursor;

@@ -100,6 +100,19 @@ function tell(name, detail) {
   bus.dispatchEvent(new CustomEvent(name, { detail }));
 }
 
+/** Call back once, when a node comes near the window: what nobody sees yet costs nothing. */
+function whenNear(node, callback) {
+  const watch = new IntersectionObserver(
+    (entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      watch.disconnect();
+      callback();
+    },
+    { rootMargin: "800px" },
+  );
+  watch.observe(node);
+}
+
 /** Run at most once a frame. */
 function perFrame(callback) {
   let asked = 0;

@@ -81,8 +81,8 @@ class Drawing {
   draw() {
     const { boxes, edges } = visibleBoxes(this.report, this.graph, this.open);
     for (const box of boxes) measureBox(this.report, box, this.inner);
-    const room = Math.max(280, this.frame.clientWidth - 32);
-    const plan = inColumns(boxes, layered(boxes, edges), room);
+    this.room = this.frame.clientWidth - 26;
+    const plan = inColumns(boxes, layered(boxes, edges), Math.max(280, this.room));
     this.nodes = [];
     const lines = svg("g", { class: "edges" }),
       shapes = svg("g", {});
@@ -149,7 +149,7 @@ class Drawing {
 
   /** As large as the width allows; a little smaller where that shows all of it. */
   fit() {
-    const wide = (this.frame.clientWidth - 26) / this.size[0],
+    const wide = this.room / this.size[0],
       high = (innerHeight * 0.78 - 26) / this.size[1];
     this.scale = clamp(Math.min(wide, Math.max(high, 0.8)), 0.5, 1);
     this.resize();

@@ -1,6 +1,6 @@
 // Where boxes stand: dagre from top to bottom, then the long strip is broken into columns like a page of text.
 
-const GAP = { node: 20, rank: 26, column: 44 };
+const GAP = { node: 20, rank: 30, column: 44 };
 
 /** Lay out boxes of known size; returns {width, height, at: key -> {x, y}, edges: [{points, edge}]}, corners top left. */
 function layered(boxes, edges) {
@@ -19,11 +19,51 @@ function layered(boxes, edges) {
   const at = new Map();
   for (const box of boxes) {
     const node = graph.node(box.key);
-    at.set(box.key, { x: node.x - box.width / 2, y: node.y - box.height / 2 });
+    at.set(box.key, { x: node.x - box.width / 2, y: node.y - box.height / 2, width: box.width, height: box.height });
   }
-  const drawn = edges.map((edge) => ({ edge, points: graph.edge(edge.from, edge.to).points }));
-  const size = graph.graph();
-  return { width: size.width || 0, height: size.height || 0, at, edges: drawn };
+  const drawn = edges.map((edge) => ({
+    edge,
+    points: docked(graph.edge(edge.from, edge.to).points, at.get(edge.from), at.get(edge.to)),
+  }));
+  return cropped(at, drawn);
+}
+
+/** An edge that leaves a box below and comes in above, or the other way round where it goes up. */
+function docked(points, from, to) {
+  const down = from.y + from.height <= to.y,
+    up = to.y + to.height <= from.y;
+  if (!down && !up) return points;
+  const inside = (x, box) => clamp(x, box.x + 18, box.x + box.width - 18);
+  const middle = (box) => ({ x: box.x + box.width / 2 });
+  const bends = points.length > 3 ? points.slice(1, -1) : [],
+    first = bends[0] ?? middle(to),
+    last = bends.at(-1) ?? middle(from);
+  return [
+    { x: inside(first.x, from), y: down ? from.y + from.height : from.y },
+    ...bends,
+    { x: inside(last.x, to), y: down ? to.y : to.y + to.height },
+  ];
+}
+
+/** A layout moved to the origin, as large as its boxes and edges. */
+function cropped(at, edges) {
+  let [left, top, right, bottom] = [Infinity, Infinity, 0, 0];
+  const cover = (x, y) => {
+    [left, top, right, bottom] = [Math.min(left, x), Math.min(top, y), Math.max(right, x), Math.max(bottom, y)];
+  };
+  for (const { x, y, width, height } of at.values()) {
+    cover(x, y);
+    cover(x + width, y + height);
+  }
+  for (const { points } of edges) for (const { x, y } of points) cover(x, y);
+  if (left === Infinity) return { width: 0, height: 0, at, edges };
+  const move = (spot) => ({ ...spot, x: spot.x - left, y: spot.y - top });
+  return {
+    width: right - left,
+    height: bottom - top,
+    at: new Map([...at].map(([key, spot]) => [key, move(spot)])),
+    edges: edges.map(({ edge, points }) => ({ edge, points: points.map(move) })),
+  };
 }
 
 /** Break a layout into columns so that it fills a width; edges from one column to another go round by the gutters. */
@@ -114,20 +154,19 @@ function shifted(boxes, plan, column, spans) {
   return { width: right, height, at, edges };
 }
 
-/** An SVG path: smooth through dagre's points, round corners on the way to another column. */
+/** An SVG path: upright at every point, or with round corners on the way to another column. */
 function edgePath(points, far) {
   const p = (point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`;
   let path = `M${p(points[0])}`;
-  for (let i = 1; i < points.length - 1; i += 1) {
+  for (let i = 1; i < points.length; i += 1) {
     const [before, here, after] = [points[i - 1], points[i], points[i + 1]];
-    if (far) {
-      path += `L${p(towards(here, before, 6))}Q${p(here)} ${p(towards(here, after, 6))}`;
-    } else {
-      const middle = { x: (here.x + after.x) / 2, y: (here.y + after.y) / 2 };
-      path += `Q${p(here)} ${p(i === points.length - 2 ? after : middle)}`;
-    }
+    if (!far) {
+      const y = (before.y + here.y) / 2;
+      path += `C${p({ x: before.x, y })} ${p({ x: here.x, y })} ${p(here)}`;
+    } else if (after) path += `L${p(towards(here, before, 6))}Q${p(here)} ${p(towards(here, after, 6))}`;
+    else path += `L${p(here)}`;
   }
-  return far || points.length === 2 ? `${path}L${p(points.at(-1))}` : path;
+  return path;
 }
 
 function towards(from, to, most) {

@@ -21,7 +21,16 @@ const TASK_COLOURS = {
   sync: "#a3304f",
   update: "#8c8c8c",
 };
-const REAL_COLOURS = { compute: "#2a6b85", wait: "#c4c4c4", message: "#e38b35", sync: "#a3304f" };
+const REAL_COLOURS = {
+  ...TASK_COLOURS,
+  compute: "#2a6b85",
+  wait: "#c4c4c4",
+  announce: "#8c8c8c",
+  message: "#e38b35",
+  send: "#e38b35",
+  receive: "#e38b35",
+  round: "#e38b35",
+};
 
 let deviceColours = [];
 

@@ -66,9 +66,7 @@ function approachTable(approaches) {
       number("exposed", "exposed_ns", milliseconds),
       number("peak memory", "peak_memory", bytesText),
       { label: "fits", value: (row) => (row.fits ? 0 : 1), text: (row) => (row.fits ? "yes" : "no") },
-      number("search", "search_seconds", (seconds) =>
-        seconds === null || seconds === undefined ? "–" : `${digits(seconds)} s`,
-      ),
+      number("search", "search_seconds", (seconds) => (seconds ? `${digits(seconds)} s` : "–")),
     ],
     approaches,
     (row) => row.chosen,

@@ -10,6 +10,9 @@ const GLYPHS = {
   compute: "▪",
   wait: "…",
   message: "⇢",
+  send: "⇢",
+  receive: "⇠",
+  round: "⇄",
 };
 
 /** "forward layers.0.mlp.up, part 2 of 4". */
