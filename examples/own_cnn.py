@@ -57,7 +57,7 @@ def main() -> None:
     graph, topology = ss.capture(work), ss.Topology.parse(f"cpu:1x{dist.get_world_size()}")
 
     # So many proposals, not seconds: then every rank finds the same strategy.
-    simulation = ss.simulate(graph, topology, ss.search(graph, topology, proposals=2000).strategy)
+    simulation = ss.simulate(graph, topology, ss.search(graph, topology, budget=None, proposals=2000).strategy)
     if first:
         comparison = ss.report.compared(simulation, ss.baselines.data_parallel(graph, topology))
         print(*ss.report.summary(comparison), sep="\n")
