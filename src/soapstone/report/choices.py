@@ -80,11 +80,9 @@ def _groups(strategy: Strategy, other: Strategy) -> dict[tuple[str, Configuratio
 def _title(strategy: Strategy, pattern: str, ops: tuple[int, ...]) -> str:
     """The layer's name where it is only one; for several what their names have in common, where that says enough."""
     layers = list(dict.fromkeys(re.sub(r"_\d+$", "", strategy.graph.ops[i].layer) for i in ops))
-    if len(layers) == 1:
-        return layers[0]
-    if pattern.count("*") == 1:
-        return pattern
-    return f"{layers[0]}, {layers[1]}" + (f" and {len(layers) - 2} more" if len(layers) > 2 else "")
+    if len(layers) <= 3:
+        return ", ".join(layers)
+    return pattern if pattern.count("*") == 1 else f"{layers[0]}, {layers[1]} and {len(layers) - 2} more"
 
 
 def _taken_back(other: Strategy, ops: tuple[int, ...]) -> dict[str, Configuration]:
