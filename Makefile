@@ -9,7 +9,7 @@ NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at r
 CORE_TESTS := tests/topology tests/searching $(addprefix tests/simulator/test_,taskgraph.py incremental.py bounds.py)
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
 
-.PHONY: help setup demo test test-gpu docs lint types check-stub unit sanitize bench bench-all stub clean
+.PHONY: help setup demo test test-long test-gpu docs lint types check-stub unit sanitize bench bench-all stub clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,7 +46,10 @@ check-stub: setup
 	! $(BIN)/python -m mypy.stubtest --concise soapstone._core 2>&1 | grep -vE '$(NANOBIND_SELF)'
 
 unit: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not long"
+
+test-long: setup  ## the tests that `make test` leaves out: more seeds, two nodes
+	$(BIN)/python -m pytest -n 2 -m long
 
 test-gpu: setup  ## the tests that need a GPU: several NCCL ranks share it
 	$(BIN)/python -m pytest tests/gpu
@@ -71,7 +74,7 @@ sanitize: .venv/sanitized  ## the core's tests, every address and all undefined 
 bench: setup  ## the quick benchmarks
 	$(BIN)/python -m benchmarks
 
-bench-all: setup  ## all benchmarks
+bench-all: setup test-long  ## all benchmarks, and the long tests
 	$(BIN)/python -m benchmarks --all
 
 stub: setup  ## write src/soapstone/_core.pyi anew from the compiled core

@@ -20,6 +20,7 @@ from soapstone.topology import preset_names
 CHECKED = [anchor for anchor in ANCHORS if anchor.name == "Inception-v3" and anchor.batch == 64]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("anchor", CHECKED, ids=lambda anchor: anchor.kind)
 def test_inception_trains_as_fast_as_was_published(anchor: Anchor, capsys: pytest.CaptureFixture[str]) -> None:
     for devices, published in anchor.published.items():

@@ -89,6 +89,7 @@ def two_agents(folder: Path, *command: str) -> list[tuple[str, str]]:
     return outputs
 
 
+@pytest.mark.long
 def test_two_nodes_on_loopback_are_calibrated_and_train_together(tmp_path: Path) -> None:
     here = tmp_path / "here.yaml"
     two_agents(tmp_path, "calibrate", "-o", str(here))
@@ -149,8 +150,8 @@ def test_a_killed_rank_is_told_of_in_a_sentence(tmp_path: Path) -> None:
     ("arguments", "wanted"),
     [
         (("calibrate",), "start it with torchrun"),
-        (("train", "lenet", "-t", "cpu:1x2"), "start it with torchrun"),
-        (("plan", "lenet", "-t", "cpu:1x2", "--rank", "2"), "there is no rank 2"),
+        pytest.param(("train", "lenet", "-t", "cpu:1x2"), "start it with torchrun", marks=pytest.mark.long),
+        pytest.param(("plan", "lenet", "-t", "cpu:1x2", "--rank", "2"), "there is no rank 2", marks=pytest.mark.long),
         (("plan", "lenet", "-t", "cpu:1x2", "-s", "nowhere.json"), "there is no strategy 'nowhere.json'"),
     ],
 )
@@ -168,6 +169,7 @@ def test_ranks_that_are_too_few_are_told(tmp_path: Path) -> None:
     assert "ranks=" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_plan_is_printed_in_words(tmp_path: Path) -> None:
     done = soapstone(tmp_path, "plan", *MODEL, "-t", "cpu:1x2", "-s", "data")
     assert done.returncode == 0

@@ -13,12 +13,13 @@ from torch import nn
 
 import soapstone as ss
 from tests.support.models import CASES
+from tests.support.seeds import seeds
 from tests.support.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
 from .launch import run_processes
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("name", CASES)
 def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path) -> None:
     case = CASES[name]
@@ -103,7 +104,7 @@ def test_a_sync_leaves_alone_what_backward_still_reads(tmp_path: Path) -> None:
         assert_same(record, wanted)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_training_goes_on_after_a_refused_batch(seed: int, tmp_path: Path) -> None:
     case = CASES["mlp"]
     graph, topology = ss.capture(case.workload()), ss.Topology.parse("cpu:1x2")

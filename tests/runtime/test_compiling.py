@@ -37,7 +37,7 @@ def train_compiled(name: str, strategy: ss.Strategy, folder: Path) -> list[Recor
     return found
 
 
-@pytest.mark.parametrize(("name", "seed"), [("mlp", None), ("tokened", 1)])
+@pytest.mark.parametrize(("name", "seed"), [("mlp", None), pytest.param("tokened", 1, marks=pytest.mark.long)])
 def test_compiled_segments_train_like_one_device(
     name: str, seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from tests.support.chains import SMALL, configurations, graph_of, limit_of, move
 
 TOPOLOGIES = ["cpu:1x2", "cpu:1x5", "k80:2x4", "h100:1x2+a100:1x3", "p100:4x4"]  # shared links, odd counts, mixed kinds
 FAMILIES = ["mlp", "cnn", "lstm", "crop", "shared", *SMALL]
-PROPOSALS = 150  # of each model on each topology: 9,750 in all; benchmarks.agreement has a million
+PROPOSALS = 100  # of each model on each topology: 6,500 in all; benchmarks.agreement has a million
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -32,7 +32,7 @@ EXAMPLES = {
     "report": ("soapstone report nmt.p100-4x4.json -o nmt.html",),
     "plot": (
         "soapstone plot scaling alexnet -t p100:4x4 --batch-per-device 64 -o scaling.png",
-        "soapstone search nmt -t p100:1x4 --json > nmt.json; soapstone plot search nmt.json -o curve.svg",
+        "soapstone plot search nmt.json -o curve.svg  # what search --json printed",
     ),
     "profile": (
         "soapstone profile rnnlm --batch 32 -t here.yaml",

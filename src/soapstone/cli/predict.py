@@ -50,7 +50,7 @@ def simulate_command(
         write_report(case, sim, report, name=strategy)
     for note in chosen.notes:
         say(note)
-    print_json(with_strategy(sim)) if as_json else print_all(*_shown(sim))
+    print_json(with_strategy(sim, case)) if as_json else print_all(*_shown(sim))
 
 
 def described(sim: Simulation) -> dict[str, Any]:
@@ -72,9 +72,9 @@ def described(sim: Simulation) -> dict[str, Any]:
     }
 
 
-def with_strategy(sim: Simulation) -> dict[str, Any]:
+def with_strategy(sim: Simulation, case: Case) -> dict[str, Any]:
     """A simulation for machines, and what a strategy file would hold."""
-    return {**described(sim), "strategy": sim.strategy.to_data()}
+    return {**described(sim), "strategy": sim.strategy.to_data(case.arguments)}
 
 
 def described_rates(rates: Throughput) -> dict[str, Any]:

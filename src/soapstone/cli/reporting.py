@@ -15,7 +15,7 @@ from ..graph import scaled
 from ..report import Approach, Happening, Report, compared, payload_of, write_page
 from ..simulator import Simulation, counted, simulate
 from .arguments import Case, StrategyFile, takes_strategy
-from .common import say
+from .common import AsJson, print_json, say
 from .live import measuring
 
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write all that is known here, as an HTML page.")]
@@ -23,12 +23,14 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="The page, an HTML 
 
 
 @takes_strategy
-def report(case: Case, strategy: StrategyFile, output: Output = Path("report.html")) -> None:
+def report(case: Case, strategy: StrategyFile, output: Output = Path("report.html"), as_json: AsJson = False) -> None:
     """Show a strategy as an HTML page. It draws how every layer is split and one step moment by moment, says why it
     wins, and what fills the memory."""
     check_writable(output)
     sim = simulate(case.graph, case.topology, case.strategy(strategy), training=case.training)
     write_report(case, sim, output, name=strategy)
+    if as_json:
+        print_json({"path": str(output), "makespan": sim.makespan})
 
 
 def check_report(path: Path | None) -> None:

@@ -172,7 +172,7 @@ def search_command(
         write_report(case, sim, report, name=method, approaches=_approaches(rows), curve=found.facts.get("history", ()))
     if as_json:
         speed = {"speed_up": before.makespan / sim.makespan, "search_seconds": found.seconds, **found.facts}
-        print_json({**with_strategy(sim), **speed, "path": None if output is None else str(output)})
+        print_json({**with_strategy(sim, case), **speed, "path": None if output is None else str(output)})
         return
     idle = [f"It {text}." for text in [idle_devices(sim)] if text]
     print_all(*_shown(rows, before.makespan), "", *found.remarks, *idle)

@@ -98,9 +98,9 @@ class Strategy(Mapping[str, Configuration]):
                 f"the strategy is for {self.topology.num_devices} devices, the topology has {topology.num_devices}"
             )
 
-    def to_data(self) -> dict[str, Any]:
+    def to_data(self, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What `save` writes."""
-        return data_of(self.graph, self.topology, self)
+        return data_of(self.graph, self.topology, self, arguments)
 
     def save(self, path: str | Path, arguments: Mapping[str, Any] | None = None) -> None:
         """Write the strategy as JSON that a person can read and change. `arguments` are what a command was asked for;
