@@ -505,3 +505,17 @@ def test_unreadable_files_get_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TopologyError, match=r"binary\.yaml: cannot be read"):
         Topology.load(tmp_path / "binary.yaml")
+
+
+def test_numbers_in_files_may_have_exponents(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "devices:\n- {name: a, kind: p100, node: 0, memory: 17e9}\n- {name: b, kind: p100, node: 0, memory: 17.5e9}\n"
+        "links:\n- {source: a, target: b, bandwidth: 12.5e9, latency: 1e3}\n"
+    )
+    topology = Topology.load(path)
+    assert [device.memory for device in topology.devices] == [17_000_000_000, 17_500_000_000]
+    assert (topology.links[0].bandwidth, topology.links[0].latency) == (12.5e9, 1000)
+    path.write_text(path.read_text().replace("17.5e9", "17.5e-1"))
+    with pytest.raises(TopologyError, match="memory"):
+        Topology.load(path)

@@ -119,12 +119,19 @@ class _Rows:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 12.5e9 for a string, since its exponent has no sign; here it is a number."""
+    """YAML 1.1 takes 12.5e9 for a string, since its exponent has no sign; here it is a number, and whole where it can
+    be, as bytes must."""
+
+
+def _read_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    number = float(loader.construct_yaml_float(node))
+    return int(number) if number.is_integer() else number
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+_Loader.add_constructor("tag:yaml.org,2002:float", _read_float)
 
 
 def _build_native(topology: Topology) -> _core.Topology:
