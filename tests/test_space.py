@@ -6,6 +6,9 @@ from functools import cache
 from math import log10
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 import soapstone as ss
 from soapstone.space import divisors, factorings
@@ -99,3 +102,24 @@ def test_megatron_splits_columns_then_rows_inside_a_node() -> None:
     assert degrees["blocks.0.attention_7"] == {"sample": 2, "head": 2}
     assert by_kind["down"] == {"sample": 2, "in": 2}
     assert by_kind["head"] == {"sample": 2, "channel": 2}
+
+
+def test_a_loss_over_all_tokens_in_a_row_is_split_by_sample() -> None:
+    """As Hugging Face's language models have it: labels are padded and shifted, then both are made flat."""
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.head = nn.Embedding(11, 6), nn.Linear(6, 11)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            shifted = F.pad(tokens, (0, 1), value=-100)[..., 1:].contiguous()
+            return F.cross_entropy(self.head(self.token(tokens)).view(-1, 11), shifted.view(-1))
+
+    graph = ss.capture(ss.Workload(Causal(), (torch.zeros(8, 5, dtype=torch.int64),)))
+    topology = ss.Topology.parse("p100:1x4")
+    for baseline in (ss.baselines.data_parallel, ss.baselines.expert):
+        strategy = baseline(graph, topology)
+        assert all(len(set(strategy[op.name].devices)) == 4 for op in graph.ops)
+    moved = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology)).moved
+    assert moved["transfer"] == 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..graph import Dim, Op, OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
-from .simple import data_parallel
+from .simple import data_parallel, sample_dim
 
 _CELLS = {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru"}
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "einsum"}
@@ -110,7 +110,8 @@ def _named(op: Op, name: str) -> Dim | None:
 
 
 def _sample(op: Op) -> list[str]:
-    return [dim.name for dim in op.dims if dim.kind == "sample" and dim.splittable][:1]
+    dim = sample_dim(op)
+    return [] if dim is None else [dim.name]
 
 
 def _sampled(op: Op, devices: tuple[int, ...]) -> Configuration:

@@ -6,16 +6,23 @@ import random as _random
 from math import prod
 
 from ..errors import StrategyError
-from ..graph import Op, OperatorGraph
+from ..graph import Dim, Op, OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
+
+
+def sample_dim(op: Op) -> Dim | None:
+    """The dim that data parallelism splits. Where samples and positions are one axis, as in the loss of a language
+    model that is given all tokens in a row, samples are the outer part of it."""
+    dims = [dim for dim in op.dims if dim.splittable and (dim.kind == "sample" or dim.name == "sample")]
+    return min(dims, key=lambda dim: dim.kind != "sample", default=None)
 
 
 def data_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
     """Split every op by sample over all devices; an op with fewer samples, or none, uses fewer devices."""
 
     def configure(op: Op) -> Configuration:
-        dim = next((d for d in op.dims if d.kind == "sample" and d.splittable), None)
+        dim = sample_dim(op)
         if dim is None:
             return Configuration()
         degree = min(dim.size, topology.num_devices)
