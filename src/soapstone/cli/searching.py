@@ -235,7 +235,7 @@ def compare(
     if missing := [name for name in names if name not in rows]:
         say(f"Without {', '.join(missing)}.")
     if report is not None:
-        best = min(rows, key=lambda name: (_may_not_fit(rows[name][0]), rows[name][0].makespan))
+        best = min(rows, key=lambda name: (not rows[name][0].surely_fits, rows[name][0].makespan))
         write_report(case, rows[best][0], report, name=best, approaches=_approaches(rows))
     if as_json:
         shown = {name: {**described(sim), "search_seconds": seconds} for name, (sim, seconds) in rows.items()}
@@ -265,11 +265,7 @@ def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> l
         rates = sim.throughput
         rate = f"{rates.samples if rates.tokens is None else rates.tokens:,.0f}"
         mfu = "-" if rates.mfu is None else f"{rates.mfu:.1%}"
-        fit = peak + "!" * _may_not_fit(sim)
+        fit = peak + "!" * (not sim.surely_fits)
         table.add_row(f"[bold]{name}", duration(sim.makespan), speed, rate, mfu, *most, fit, took)
-    doubt = any(_may_not_fit(sim) for sim, _ in rows.values())
+    doubt = not all(sim.surely_fits for sim, _ in rows.values())
     return [table, "! may not fit: some device's memory is below the upper bound."] if doubt else [table]
-
-
-def _may_not_fit(sim: Simulation) -> bool:
-    return any(bound > device.memory for bound, device in zip(sim.memory.bound, sim.topology.devices))

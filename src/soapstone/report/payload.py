@@ -210,7 +210,6 @@ def _approaches(report: Report, data_parallel: int | None) -> list[dict[str, Any
     rows = []
     for approach in report.approaches:
         sim = approach.simulation
-        memory = zip(sim.memory.bound, sim.topology.devices)
         row = {
             "name": approach.name,
             "makespan": sim.makespan_ns,
@@ -220,7 +219,7 @@ def _approaches(report: Report, data_parallel: int | None) -> list[dict[str, Any
             "exposed_ns": sim.exposed_communication * 1e9,
             "peak_memory": max(sim.peak_memory),
             "search_seconds": approach.search_seconds,
-            "fits": all(bound <= device.memory for bound, device in memory),
+            "fits": sim.surely_fits,
             "chosen": approach.name == report.name,
         }
         rows.append(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..graph import Op, scaled
-from ..strategy import Configuration, Strategy
+from ..strategy import Configuration
 from ..topology import Topology
 from .choices import Choice, Comparison
 
@@ -79,7 +79,7 @@ def summary(comparison: Comparison, other: str = "data parallelism") -> list[str
         _speed(comparison, other),
         _traffic(comparison),
         *_compute(comparison),
-        f"It uses {_used(ours.strategy)} of {ours.topology.num_devices} devices; the fullest holds "
+        f"It uses {len(ours.strategy.devices)} of {ours.topology.num_devices} devices; the fullest holds "
         f"{scaled(max(ours.peak_memory), 'B')} instead of {scaled(max(theirs.peak_memory), 'B')}.",
     ]
 
@@ -109,7 +109,3 @@ def _compute(comparison: Comparison) -> list[str]:
     less = comparison.ours.compute_time < 0.98 * comparison.theirs.compute_time
     why = ": larger parts, and fewer copies to update, cost less" if less else ""
     return [f"All devices together compute for {ours} instead of {theirs}{why}."]
-
-
-def _used(strategy: Strategy) -> int:
-    return len({device for configuration in strategy.values() for device in configuration.devices})

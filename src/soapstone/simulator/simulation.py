@@ -109,6 +109,11 @@ class Simulation:
         """Bytes by device, along this timeline."""
         return [int(size) for size in self.memory.peak]
 
+    @property
+    def surely_fits(self) -> bool:
+        """Whether no order of the tasks could pass any device's memory."""
+        return all(bound <= device.memory for bound, device in zip(self.memory.bound, self.topology.devices))
+
     def predecessors(self, i: int) -> list[int]:
         """The rows that task i waits for."""
         return list(self.native.task(i).after)
