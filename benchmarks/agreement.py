@@ -62,7 +62,7 @@ def main() -> None:
     names = (*SMALLEST * 6, *SMALL)  # the smallest are the quickest, and tie most
     cases = [(name, text) for name in names for text in TOPOLOGIES]
     jobs = [(name, text, seed, PROPOSALS // len(cases) + 1) for seed, (name, text) in enumerate(cases)]
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor() as pool:
         wrong = sum(track(pool.map(small, jobs), "small models", len(jobs), console=console, transient=True))
         console.print(f"{sum(job[3] for job in jobs):,} proposals on 2 to 16 devices: {wrong} differ in any task")
         wrong = sum(

@@ -12,6 +12,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.space import divisors, factorings
+from tests.support.seeds import cases
 from tests.zoo.test_zoo import SMALL, workload
 
 TOPOLOGIES = ["p100:1x4", "k80:2x4", "p100:3x2", "h100:1x4+a100:1x8", "cpu:1x1", "cpu:1x7"]
@@ -22,7 +23,7 @@ def graph(name: str) -> ss.OperatorGraph:
     return ss.capture(workload(name))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL, long=["inception-v3"]))
 @pytest.mark.parametrize("text", TOPOLOGIES)
 def test_every_configuration_is_legal_and_the_baselines_are_among_them(name: str, text: str) -> None:
     topology = ss.Topology.parse(text)

@@ -19,7 +19,7 @@ from tests.support.training import SEED, STEPS, Record, assert_same, train_plain
 from .launch import run_processes
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CASES)
 def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path) -> None:
     case = CASES[name]

@@ -15,6 +15,7 @@ from soapstone.searching import exhaustive
 from soapstone.searching.options import Native
 from soapstone.searching.problem import Problem
 from tests.support.chains import graph_of
+from tests.support.seeds import cases
 
 
 def tiny(kind: str) -> ss.OperatorGraph:
@@ -55,7 +56,9 @@ def test_it_finds_what_going_through_all_finds(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["p100:1x4", "cpu:1x3", "k80:2x2", "h100:1x2+a100:1x2"])
-@pytest.mark.parametrize("name", ["lenet", "rnnlm", "gpt2", "shared", "crop", "inception-v3"])
+@pytest.mark.parametrize(
+    "name", cases(["lenet", "rnnlm", "gpt2", "shared", "crop", "inception-v3"], long=["inception-v3"])
+)
 def test_no_bound_passes_a_makespan(name: str, text: str) -> None:
     """With one option for each op, the bound at the root is that of a whole strategy."""
     graph, topology = graph_of(name), ss.Topology.parse(text)

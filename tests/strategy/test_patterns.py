@@ -13,6 +13,7 @@ import pytest
 import soapstone as ss
 from soapstone.strategy.file import data_of
 from tests.support.models import captured
+from tests.support.seeds import cases
 
 TOPOLOGY = ss.Topology.parse("cpu:1x4")
 SMALL: dict[str, dict[str, Any]] = {
@@ -44,7 +45,7 @@ def came_back(strategy: ss.Strategy, path: Path) -> bool:
     return (dict(found), found.notes) == (dict(strategy), ())
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL, long=["inception-v3"]))
 def test_what_is_folded_comes_back_exactly(name: str, tmp_path: Path) -> None:
     graph = zoo_graph(name)
     made = [baseline(graph, TOPOLOGY) for baseline in (ss.baselines.data_parallel, ss.baselines.model_parallel)]

@@ -13,7 +13,7 @@ from torch import nn
 import soapstone as ss
 from soapstone import zoo
 from tests.support.models import seeded
-from tests.support.seeds import seeds
+from tests.support.seeds import cases, seeds
 from tests.support.training import Record, assert_same, train_plain, train_threads
 
 
@@ -65,7 +65,7 @@ def reference(name: str) -> Record:
     return train_plain(work, [work.batch] * 2)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL, long=["inception-v3"]))
 @pytest.mark.parametrize("seed", seeds(1, 2))
 def test_a_zoo_model_trains_like_one_device(name: str, seed: int) -> None:
     graph, topology = captured(name), ss.Topology.parse(f"cpu:1x{2 + seed}")
