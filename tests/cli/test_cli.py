@@ -263,7 +263,7 @@ def test_names_are_no_markup(
     assert path.exists()
 
 
-def test_what_may_not_fit_is_marked(
+def test_what_does_not_fit_is_marked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     topology = ss.Topology.parse("p100:1x2")
@@ -272,8 +272,8 @@ def test_what_may_not_fit_is_marked(
     words = ["compare", "lenet", "--batch", "64", "-t", str(tmp_path / "t.yaml"), "--proposals", "20"]
     assert run(monkeypatch, *words) == 0
     captured = capsys.readouterr()
-    assert "! may not fit" in captured.out
-    assert "soapstone: no strategy that was found fits" in captured.err
+    assert "! does not fit" in captured.out
+    assert "soapstone: no strategy that was found surely fits" in captured.err
     assert run(monkeypatch, *words, "--methods", "soapstone") == 2
 
 

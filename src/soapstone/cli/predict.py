@@ -101,8 +101,8 @@ def _shown(sim: Simulation) -> list[Listing | str]:
     rows: dict[tuple[str, ...], list[str]] = {}
     for i, device in enumerate(sim.topology.devices):
         held = [scaled(float(n[i]), "B") for n in (memory.peak, memory.saved, memory.bound)]
-        over = "[red]" if memory.bound[i] > device.memory else ""
-        row = (device.kind, f"{sim.busy[device.name]:.0%}", *held[:2], f"{over}{held[2]}", scaled(device.memory, "B"))
+        over = "[red]" if memory.peak[i] > device.memory else ""
+        row = (device.kind, f"{sim.busy[device.name]:.0%}", f"{over}{held[0]}", *held[1:], scaled(device.memory, "B"))
         rows.setdefault(row, []).append(device.name)
     for row, names in rows.items():  # equal devices are one row
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more", *row)

@@ -61,6 +61,12 @@ class Found:
     remarks: tuple[str, ...] = ()
     interrupted: bool = False
 
+    @property
+    def curve(self) -> list[tuple[int, float, float]]:
+        """The best so far, up to the end of the search; nothing where it was found otherwise."""
+        history = self.facts.get("history", [])
+        return [*history, (self.facts["proposals"], self.seconds, history[-1][2])] if history else []
+
 
 def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) -> Found:
     with live(f"Searching {case.model}", data_parallel, wanted.budget) as show:
@@ -169,7 +175,7 @@ def search_command(
         sim = _simulated(case, found.strategy)
     rows = {"data": (before, 0.0), method: (sim, found.seconds)}
     if report is not None:
-        write_report(case, sim, report, name=method, approaches=_approaches(rows), curve=found.facts.get("history", ()))
+        write_report(case, sim, report, name=method, approaches=_approaches(rows), curve=found.curve)
     if as_json:
         speed = {"speed_up": before.makespan / sim.makespan, "search_seconds": found.seconds, **found.facts}
         print_json({**with_strategy(sim, case), **speed, "path": None if output is None else str(output)})
@@ -235,7 +241,7 @@ def compare(
     if missing := [name for name in names if name not in rows]:
         say(f"Without {', '.join(missing)}.")
     if report is not None:
-        best = min(rows, key=lambda name: (not rows[name][0].surely_fits, rows[name][0].makespan))
+        best = min(rows, key=lambda name: (not rows[name][0].fits, rows[name][0].makespan))
         write_report(case, rows[best][0], report, name=best, approaches=_approaches(rows))
     if as_json:
         shown = {name: {**described(sim), "search_seconds": seconds} for name, (sim, seconds) in rows.items()}
@@ -265,7 +271,7 @@ def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> l
         rates = sim.throughput
         rate = f"{rates.samples if rates.tokens is None else rates.tokens:,.0f}"
         mfu = "-" if rates.mfu is None else f"{rates.mfu:.1%}"
-        fit = peak + "!" * (not sim.surely_fits)
+        fit = peak + "!" * (not sim.fits)
         table.add_row(f"[bold]{name}", duration(sim.makespan), speed, rate, mfu, *most, fit, took)
-    doubt = not all(sim.surely_fits for sim, _ in rows.values())
-    return [table, "! may not fit: some device's memory is below the upper bound."] if doubt else [table]
+    too_large = not all(sim.fits for sim, _ in rows.values())
+    return [table, "! does not fit: some device would hold more than its memory."] if too_large else [table]

@@ -110,9 +110,9 @@ class Simulation:
         return [int(size) for size in self.memory.peak]
 
     @property
-    def surely_fits(self) -> bool:
-        """Whether no order of the tasks could pass any device's memory."""
-        return all(bound <= device.memory for bound, device in zip(self.memory.bound, self.topology.devices))
+    def fits(self) -> bool:
+        """Whether along this timeline no device holds more than its memory."""
+        return all(peak <= device.memory for peak, device in zip(self.memory.peak, self.topology.devices))
 
     def predecessors(self, i: int) -> list[int]:
         """The rows that task i waits for."""
