@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import soapstone as ss
+from soapstone.cli.explaining import drawn
+
+from ..support.chains import graph_of
 from .conftest import Soapstone
 
 SIZES = ("--size", "length=4", "--size", "hidden=256", "--size", "vocab=2000")
@@ -24,7 +29,16 @@ def test_a_strategy_file_explains_itself(found: str, soapstone: Soapstone) -> No
     said = soapstone("explain", found).out
     assert "stack.cells.0" in said
     assert "under data parallelism it takes" in said
-    assert "sooner" in said
+    assert "no sooner" not in said
+    assert re.fullmatch(r"All together: .* sooner\.", said.splitlines()[-1])
+
+
+def test_a_long_drawing_shows_both_ends() -> None:
+    graph, topology = graph_of("inception-v3"), ss.Topology.parse("p100:1x4")
+    names = [row[0] for row in drawn(ss.simulate(graph, topology, ss.baselines.random(graph, topology, seed=1))).rows]
+    assert (names[0], names[-1]) == (graph.ops[0].name, graph.ops[-1].name)
+    assert len(names) == 40
+    assert re.fullmatch(r"\.\.\. and \d+ more", str(names[30]))
 
 
 def test_explanations_for_machines(found: str, soapstone: Soapstone) -> None:
@@ -42,6 +56,11 @@ def test_a_difference_has_a_row(found: str, soapstone: Soapstone) -> None:
 def test_a_baseline_needs_a_model(soapstone: Soapstone) -> None:
     assert "add --model MODEL and -t TOPOLOGY" in soapstone("explain", "expert").complaint
     assert soapstone("explain", "expert", "--model", "lenet", "-t", "p100:1x2").status == 0
+
+
+def test_a_strategy_for_another_model_is_remarked(found: str, soapstone: Soapstone) -> None:
+    for words in (("explain", found), ("diff", found, "data"), ("report", found)):
+        assert "it was made for graph" in soapstone(*words, "--batch", "8").err
 
 
 def test_options_say_otherwise(found: str, soapstone: Soapstone) -> None:

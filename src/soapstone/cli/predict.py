@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from ..files import check_writable
 from ..graph import scaled
 from ..report import save_trace
 from ..simulator import Simulation, Throughput, simulate
 from ..topology import about_presets
 from .arguments import Case, StrategyName, takes_case
-from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, progress, say
+from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, progress
 from .reporting import ReportFile, check_report, write_report
 
 
@@ -41,6 +42,8 @@ def simulate_command(
 ) -> None:
     """Predict one training iteration. It prints time, throughput, bytes moved and memory of a model on a cluster."""
     check_report(report)
+    if trace is not None:
+        check_writable(trace)
     chosen = case.strategy(strategy)
     with progress(f"Measuring what {case.model} needs") if case.is_measured else nullcontext():
         sim = simulate(case.graph, case.topology, chosen, training=case.training)
@@ -48,8 +51,6 @@ def simulate_command(
         save_trace(sim, trace)
     if report is not None:
         write_report(case, sim, report, name=strategy)
-    for note in chosen.notes:
-        say(note)
     print_json(with_strategy(sim, case)) if as_json else print_all(*_shown(sim))
 
 

@@ -25,10 +25,11 @@ from .profile import measure_space
 from .reporting import ReportFile, check_report, write_report
 
 SECONDS, PROOF_SECONDS = 30.0, 600.0
-Budget = Annotated[float, typer.Option(help="Seconds that a search may take.")]
-Proposals = Annotated[int | None, typer.Option(help="Proposals that a search may make.")]
+LEAST_SECONDS = 1e-3
+Budget = Annotated[float, typer.Option(min=LEAST_SECONDS, help="Seconds that a search may take.")]
+Proposals = Annotated[int | None, typer.Option(min=1, help="Proposals that a search may make.")]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn at random.")]
-Chains = Annotated[int, typer.Option(help="Chains side by side, each on a thread of its own.")]
+Chains = Annotated[int, typer.Option(min=1, max=256, help="Chains side by side, each on a thread of its own.")]
 MemoryLimit = Annotated[bool, typer.Option(help="Keep to what surely fits into the devices' memory.")]
 Output = Annotated[
     Path | None,
@@ -145,7 +146,9 @@ def search_command(
     save: Save = True,
     budget: Annotated[
         float | None,
-        typer.Option(help=f"Seconds that it may take: {SECONDS:.0f}, or {PROOF_SECONDS:.0f} for exhaustive."),
+        typer.Option(
+            min=LEAST_SECONDS, help=f"Seconds that it may take: {SECONDS:.0f}, or {PROOF_SECONDS:.0f} for exhaustive."
+        ),
     ] = None,
     proposals: Proposals = None,
     seed: Seed = 0,
@@ -222,6 +225,7 @@ def compare(
     measure_space(case)
     data = _simulated(case, BASELINES["data"](case.graph, case.topology))
     rows: dict[str, tuple[Simulation, float]] = {}
+    refused: set[str] = set()
     for name in names:
         try:
             if name in BASELINES:
@@ -229,7 +233,8 @@ def compare(
                 continue
             found = METHODS[name](case, wanted, data.makespan)
         except SoapstoneError as error:
-            say(f"{name}: {error}", always=True)
+            say(f"Without {name}: {error}.", always=True)
+            refused.add(name)
             continue
         except KeyboardInterrupt:
             break
@@ -238,7 +243,7 @@ def compare(
             break
     if not rows:
         raise SoapstoneError("no approach came to a strategy; the lines above say why")
-    if missing := [name for name in names if name not in rows]:
+    if missing := [name for name in names if name not in rows and name not in refused]:
         say(f"Without {', '.join(missing)}.")
     if report is not None:
         best = min(rows, key=lambda name: (not rows[name][0].fits, rows[name][0].makespan))

@@ -18,7 +18,7 @@ from .breakdown import breakdown_of
 from .choices import Comparison
 from .layers import Layer, folds_of, layers_of
 from .trace import Happening
-from .words import summary, titled, traffic
+from .words import closing, summary, telling, titled, traffic
 
 FORMAT = 1
 _TYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "f64": "<f8"}
@@ -238,6 +238,6 @@ def _words(comparison: Comparison | None, layers: Sequence[Layer]) -> dict[str, 
             "sentence": traffic(choice, comparison),
             "gain": choice.time,
         }
-        for choice in comparison.choices
+        for choice in telling(comparison)
     ]
-    return {"summary": summary(comparison), "choices": choices}
+    return {"summary": summary(comparison), "choices": choices, "closing": closing(comparison)}
