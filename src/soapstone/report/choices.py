@@ -13,7 +13,7 @@ from ..strategy import Configuration, Strategy
 from .layers import layers_of, pattern_of
 
 MOST = 24  # choices that are looked at closely
-WORK = 4_000_000  # tasks that are simulated, one choice after the other
+WORK = 40_000_000  # tasks that are simulated, one choice after the other
 CLOSE_WORK = 1_000_000  # tasks of the choices that are looked at closely
 
 

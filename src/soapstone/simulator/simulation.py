@@ -57,10 +57,11 @@ class Simulation:
     @cached_property
     def moved(self) -> dict[str, int]:
         """Bytes by the kind of task: payload once for each transfer, 2(n - 1) times for each sum among n devices."""
-        total = dict.fromkeys((TRANSFER.name, COMBINE.name, SYNC.name), 0)
-        for row in np.flatnonzero(np.isin(self.tasks["kind"], (TRANSFER, COMBINE, SYNC))):
+        kinds, sizes = self.tasks["kind"], self.tasks["bytes"]
+        total = {TRANSFER.name: int(sizes[kinds == TRANSFER].sum()), COMBINE.name: 0, SYNC.name: 0}
+        for row in np.flatnonzero(np.isin(kinds, (COMBINE, SYNC))):
             task = self.native.task(int(row))
-            total[task.kind.name] += task.bytes * (1 if task.kind == TRANSFER else 2 * (len(task.devices) - 1))
+            total[task.kind.name] += task.bytes * 2 * (len(task.devices) - 1)
         return total
 
     @property
