@@ -99,6 +99,14 @@ def shortened(value: object) -> str:
         return f"a very large {type(value).__name__}"
 
 
+def files_beside(path: str | Path, *suffixes: str) -> list[str]:
+    """The names of files of these kinds in the folder of a path: one of them may have been meant."""
+    try:
+        return sorted(file.name for file in Path(path).parent.iterdir() if file.suffix in suffixes)
+    except OSError:
+        return []
+
+
 def checked_path(path: str | Path) -> Path:
     """Raise SoapstoneError unless this can be a path."""
     if not isinstance(path, str | os.PathLike) or "\0" in str(path):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import cache, zoo
 from .errors import CaptureError, SoapstoneError, meant
+from .files import files_beside
 from .graph import OperatorGraph
 from .zoo.catalogue import Size
 
@@ -44,7 +45,8 @@ class Request:
         if not path or not function.isidentifier() or not path.endswith(".py"):
             raise CaptureError(f"{self.model!r} is not path/to/file.py:function; name the file's function")
         if not Path(path).is_file():
-            raise CaptureError(f"there is no file {path}")
+            remedy = meant(Path(path).name, files_beside(path, ".py"), "name one that is there")
+            raise CaptureError(f"there is no file {path}; {remedy}")
         return Path(path).resolve(), function
 
 
@@ -52,7 +54,7 @@ def load_graph(
     request: Request, *, fresh: bool = False, announce: Callable[[], object] = lambda: None
 ) -> OperatorGraph:
     """The graph of a model, from the cache where it was captured before; `announce` is called before a capture."""
-    _check(request)
+    check_request(request)
     asked = asdict(request) | ({"model": ":".join(map(str, request.file()))} if request.is_file else {})
     if not fresh and (found := cache.find(asked)) is not None:
         return found
@@ -69,7 +71,7 @@ def load_graph(
 
 def load_workload(request: Request) -> Workload:
     """The model itself, with its data and loss. Loads torch."""
-    _check(request)
+    check_request(request)
     if not request.is_file:
         work = zoo.load(request.model, batch=request.batch, **request.sizes)
     else:
@@ -78,7 +80,8 @@ def load_workload(request: Request) -> Workload:
     return work if request.dtype == "float32" else work.to(request.dtype)
 
 
-def _check(request: Request) -> None:
+def check_request(request: Request) -> None:
+    """Raise CaptureError for what is wrong before anything is loaded."""
     if request.dtype not in DTYPES:
         remedy = meant(request.dtype, DTYPES, f"use {', '.join(DTYPES)}")
         raise CaptureError(f"dtype {request.dtype!r} is not known; {remedy}")
@@ -117,7 +120,8 @@ def _call(path: Path, function: str, module: Any) -> Workload:
 
     make = getattr(module, function, None)
     if not callable(make):
-        raise CaptureError(f"{path.name} has no function {function!r}")
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise CaptureError(f"{path.name} has no function {function!r}; {meant(function, own, f'it has {_names(own)}')}")
     try:
         with redirect_stdout(sys.stderr):
             work = make()
@@ -128,6 +132,10 @@ def _call(path: Path, function: str, module: Any) -> Workload:
     if not isinstance(work, Workload):
         raise CaptureError(f"{path.name}:{function} must return a soapstone.Workload, not {type(work).__name__}")
     return work
+
+
+def _names(found: list[str]) -> str:
+    return ", ".join(name for name in found if not name.startswith("_")) or "none of its own"
 
 
 def _blamed(error: BaseException, path: Path) -> SoapstoneError:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import soapstone as ss
+from soapstone.cli.explaining import drawn
+
+from ..support.chains import graph_of
 from .conftest import Soapstone
 
 SIZES = ("--size", "length=4", "--size", "hidden=256", "--size", "vocab=2000")
@@ -23,7 +29,16 @@ def test_a_strategy_file_explains_itself(found: str, soapstone: Soapstone) -> No
     said = soapstone("explain", found).out
     assert "stack.cells.0" in said
     assert "under data parallelism it takes" in said
-    assert "sooner" in said
+    assert "no sooner" not in said
+    assert re.fullmatch(r"All together: .* sooner\.", said.splitlines()[-1])
+
+
+def test_a_long_drawing_shows_both_ends() -> None:
+    graph, topology = graph_of("inception-v3"), ss.Topology.parse("p100:1x4")
+    names = [row[0] for row in drawn(ss.simulate(graph, topology, ss.baselines.random(graph, topology, seed=1))).rows]
+    assert (names[0], names[-1]) == (graph.ops[0].name, graph.ops[-1].name)
+    assert len(names) == 40
+    assert re.fullmatch(r"\.\.\. and \d+ more", str(names[30]))
 
 
 def test_explanations_for_machines(found: str, soapstone: Soapstone) -> None:
@@ -43,6 +58,11 @@ def test_a_baseline_needs_a_model(soapstone: Soapstone) -> None:
     assert soapstone("explain", "expert", "--model", "lenet", "-t", "p100:1x2").status == 0
 
 
+def test_a_strategy_for_another_model_is_remarked(found: str, soapstone: Soapstone) -> None:
+    for words in (("explain", found), ("diff", found, "data"), ("report", found)):
+        assert "it was made for graph" in soapstone(*words, "--batch", "8").err
+
+
 def test_options_say_otherwise(found: str, soapstone: Soapstone) -> None:
     other = json.loads(soapstone("explain", found, "--optimizer", "sgd", "--json").out)
     assert other["makespan"] < json.loads(soapstone("explain", found, "--json").out)["makespan"]
@@ -59,11 +79,11 @@ def test_arguments_that_nobody_wrote_get_a_sentence(found: str, arguments: objec
     assert (done.status, len(done.err.splitlines())) == (2, 1)
 
 
-def payload(path: str) -> dict[str, object]:
+def payload(path: str) -> dict[str, Any]:
     text = Path(path).read_text()
     start = text.index('<script type="application/json"')
     begin = text.index(">", start) + 1
-    read: dict[str, object] = json.loads(text[begin : text.index("</script>", begin)])
+    read: dict[str, Any] = json.loads(text[begin : text.index("</script>", begin)])
     return read
 
 
@@ -73,11 +93,9 @@ def test_every_command_writes_the_report_of_what_it_found(found: str, soapstone:
     assert soapstone("simulate", *RNNLM, "-s", "expert", "--report", "s.html").status == 0
     assert payload("s.html")["words"] is not None
     assert soapstone("search", *RNNLM, "--proposals", "50", "--no-save", "--report", "f.html").status == 0
-    assert payload("f.html")["search"] is not None
+    assert payload("f.html")["search"]["curve"][-1][0] == 50  # all that it tried, not only up to the best
     assert soapstone("compare", *RNNLM, "--methods", "data,expert,model", "--report", "c.html").status == 0
-    approaches = payload("c.html")["approaches"]
-    assert isinstance(approaches, list)
-    assert sum(row["chosen"] for row in approaches) == 1
+    assert sum(row["chosen"] for row in payload("c.html")["approaches"]) == 1
 
 
 def test_a_report_that_cannot_be_written_is_known_beforehand(soapstone: Soapstone) -> None:

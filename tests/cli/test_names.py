@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import soapstone as ss
@@ -23,6 +25,15 @@ MISSPELT = {
     "a method": (("search", *LENET[1:], "--method", "optcn"), "did you mean optcnn?"),
     "an approach": (("compare", *LENET[1:], "--methods", "data,papr"), "no approach 'papr'; did you mean paper?"),
 }
+
+
+def test_a_misspelt_file_is_guessed(soapstone: Soapstone, tmp_path: Path) -> None:
+    for name in ("model.py", "here.yaml", "fast.json", "odd.json"):
+        (tmp_path / name).write_text("{}")
+    assert "did you mean model.py?" in soapstone("show", "modle.py:make").complaint
+    assert "did you mean here.yaml?" in soapstone("simulate", "lenet", "-t", "heer.yaml").complaint
+    assert "did you mean fast.json?" in soapstone(*LENET, "-s", "fats.json").complaint
+    assert soapstone("report", "odd.json").complaint.endswith("is not a strategy file; `soapstone search` writes one")
 
 
 @pytest.mark.parametrize("words", [words for words, _ in MISSPELT.values()], ids=MISSPELT)

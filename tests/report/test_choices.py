@@ -1,5 +1,7 @@
 """Why a strategy wins: every number is that of a simulation in which one choice is taken back."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,9 +9,9 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.report.breakdown import breakdown_of
-from soapstone.report.choices import compared
+from soapstone.report.choices import _groups, compared
 from soapstone.report.layers import folds_of, layers_of, pattern_of
-from soapstone.report.words import lasting, placed, sentence, summary
+from soapstone.report.words import closing, lasting, placed, sentence, sooner, summary, telling
 from soapstone.strategy import Configuration
 
 from ..support.chains import graph_of as graph
@@ -43,6 +45,30 @@ def test_only_the_choices_worth_most_are_looked_at_closely() -> None:
     assert short.others == len(whole.choices) - 3
     least = min(abs(choice.time) for choice in short.choices)
     assert all(abs(c.time) <= least for c in whole.choices if c not in short.choices)
+
+
+def test_what_is_too_much_to_simulate_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    nmt = graph("nmt")
+    ours = ss.simulate(nmt, P100, ss.baselines.random(nmt, P100, seed=1))
+    data = ss.baselines.data_parallel(nmt, P100)
+    monkeypatch.setattr("soapstone.report.choices.WORK", 5 * len(ours.tasks))
+    monkeypatch.setattr("soapstone.report.choices.CLOSE_WORK", 3 * len(ours.tasks))
+    short = compared(ours, data)
+    assert short.choices == compared(ours, data).choices
+    assert (len(short.choices), short.others) == (3, len(_groups(ours.strategy, data)) - 3)
+    assert f"{short.others} lesser choices are left out." in closing(short)
+
+
+def test_choices_have_titles_of_their_own_and_a_sum() -> None:
+    nmt = graph("nmt")
+    ours = ss.simulate(nmt, P100, ss.baselines.random(nmt, P100, seed=1))
+    comparison = compared(ours, ss.baselines.data_parallel(nmt, P100))
+    titles = [choice.title for choice in comparison.choices]
+    assert len(set(titles)) == len(titles)
+    idle = replace(comparison, choices=tuple(replace(c, time=0) for c in comparison.choices[:2]), others=0)
+    assert telling(idle) == []
+    together = comparison.theirs.makespan_ns - comparison.ours.makespan_ns
+    assert closing(idle) == ["2 choices change nothing.", f"All together: {sooner(together)}."]
 
 
 def test_a_strategy_equals_itself() -> None:

@@ -17,6 +17,11 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.timeout(120)
 HOSTILE = "</script><img src=x onerror=\"document.title='taken'\"><!-- {{payload}} 'q' & \u2028"
 Opener = Callable[..., Page]
+STILL = """() => new Promise((done) => {
+  let last = -1;
+  const look = () => (scrollY === last ? done() : ((last = scrollY), setTimeout(look, 100)));
+  look();
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -373,11 +378,52 @@ def test_the_table_of_approaches_sorts(opened: Opener) -> None:
     assert names.all_inner_texts()[-1] == "soapstone ✓ chosen"
 
 
-def test_the_curve_of_the_search_is_drawn_when_it_comes_into_sight(opened: Opener) -> None:
+def test_the_curve_of_the_search_is_drawn_when_it_comes_into_sight_or_is_printed(opened: Opener) -> None:
     page = opened(payloads.transformer())
     page.locator(".curve").scroll_into_view_if_needed()
     page.wait_for_selector(".curve canvas")
     assert "within 1% of its best" in (page.locator(".curve").get_attribute("aria-label") or "")
+    printed = opened(payloads.transformer())
+    assert printed.locator(".curve canvas").count() == 0
+    printed.pdf()
+    assert printed.locator(".curve canvas").count() == 1
+
+
+def test_the_section_that_was_jumped_to_is_marked(opened: Opener) -> None:
+    page = opened(payloads.transformer(2))
+    marked = page.locator("#nav a[aria-current]")
+    for link in page.locator("#nav a").all():
+        link.click()
+        page.evaluate(STILL)
+        assert marked.all_inner_texts() == [link.inner_text()]
+    page.mouse.wheel(0, -100_000)
+    page.wait_for_function("() => document.querySelector('#nav a[aria-current]')?.textContent !== 'Cluster'")
+
+
+CONTRASTS = """() => {
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(
+      (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const ratio = (a, b) => Math.max(light(a) / light(b), light(b) / light(a));
+  const style = (node) => getComputedStyle(node);
+  const boxes = [...document.querySelectorAll('.chip, .piece > span')].map(
+    (node) => [style(node).color, style(node.closest('.chip, .piece')).backgroundColor]);
+  const under = (node) => node.parentNode.querySelector(`.cells[data-device="${node.textContent}"]`);
+  const cells = [...document.querySelectorAll('.cell-number')].map(
+    (node) => [style(node).fill, style(under(node)).fill]);
+  const spots = [...document.querySelectorAll('.vertex-name')].map(
+    (node) => [style(node).fill, style(node.parentNode.querySelector('rect')).fill]);
+  return [boxes, cells, spots].map((pairs) => Math.min(...pairs.map((pair) => ratio(...pair))));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_what_is_written_on_colours_can_be_read(opened: Opener, nodes: int, scheme: str) -> None:
+    contrasts = opened(payloads.branches(nodes), scheme=scheme).evaluate(CONTRASTS)
+    assert min(contrasts) >= 4.5
 
 
 def test_more_than_16_equal_devices_are_one_bar(opened: Opener) -> None:

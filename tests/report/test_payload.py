@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -60,6 +61,17 @@ def test_links_are_as_busy_as_the_simulation_says() -> None:
         assert link["busy"] == [sim.busy[way] for way in ways]
 
 
+def test_a_strategy_fits_where_its_peak_does() -> None:
+    graph = graph_of("nmt")
+    peak = max(ss.simulate(graph, P100, ss.baselines.data_parallel(graph, P100)).peak_memory)
+    for memory, fits in ((peak, True), (peak - 1, False)):
+        topology = replace(P100, devices=tuple(replace(device, memory=memory) for device in P100.devices))
+        sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology))
+        assert max(sim.memory.bound) > memory
+        (row,) = payload_of(Report("title", sim, approaches=[Approach("data", sim)]))["approaches"] or []
+        assert row["fits"] == fits
+
+
 def test_what_is_not_known_is_left_out_and_what_is_known_is_there() -> None:
     graph = graph_of("nmt")
     data = ss.baselines.data_parallel(graph, P100)
@@ -73,8 +85,9 @@ def test_what_is_not_known_is_left_out_and_what_is_known_is_there() -> None:
         Report("title", ours, comparison, "expert", approaches=rows, curve=[(1, 0.1, 0.2)], happenings=ran)
     )
     assert [row["chosen"] for row in full["approaches"]] == [False, True]
+    assert all(row["fits"] for row in full["approaches"])
     assert full["search"]["curve"] == [[1, 0.1, 0.2e9]]
-    assert len(full["words"]["choices"]) == len(comparison.choices)
+    assert len(full["words"]["choices"]) == sum(choice.time != 0 for choice in comparison.choices)
     assert full["words"]["choices"][0]["gain"] == comparison.choices[0].time
     spans = {key: unpacked(column).tolist() for key, column in full["real"]["spans"].items()}
     assert [full["real"]["names"][i] for i in spans["name"]] == ["forward encoder", "send encoder"]

@@ -255,22 +255,19 @@ def whole(title: str, model: Model, nodes: int, each: int, folded: bool = True) 
                 "The searched strategy takes less than half the time of data parallelism.",
                 "It moves a quarter of the bytes, because large layers are split by their parameters.",
             ],
+            "closing": ["3 more choices change nothing.", "All together: 61 ms sooner."],
             "choices": [
                 {
                     "layers": [len(model.layers) - 1],
                     "title": model.layers[-1]["name"],
                     "sentence": "Split by parameter over 4 devices: its gradients never leave their device.",
                     "gain": span * 0.4,
-                    "gradient_bytes": 1.2e9,
-                    "activation_bytes": 3.1e7,
                 },
                 {
                     "layers": [0],
                     "title": model.layers[0]["name"],
                     "sentence": "Kept on one device, which saves a sync that everybody would wait for.",
                     "gain": span * 0.07,
-                    "gradient_bytes": 2.1e8,
-                    "activation_bytes": 8e6,
                 },
             ],
         },

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from .common import Quiet, hush, takes_quiet
 from .examples import OUTLINE, epilog
 
 __all__ = ["main", "run"]
+
+PATIENCE = 3.0  # seconds that another rank waits for rank 0 to say what is wrong
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "models": show.models,
@@ -73,7 +76,7 @@ def usage(
 def main() -> None:
     """Run a command and exit with its status."""
     gc.set_threshold(200_000)  # a graph is that many small objects, none of them garbage
-    hush(False)
+    hush(os.environ.get("RANK", "0") != "0")  # one rank says it for all
     try:
         status = app(standalone_mode=False)
     except SoapstoneError as error:
@@ -88,7 +91,7 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # no complaint of the parser's
             raise
-        status = _complain(_reworded(error))
+        status = _complain(_wrong_number(error) or _reworded(error))
     sys.exit(status)
 
 
@@ -105,6 +108,18 @@ def run() -> None:
         os._exit(int(stopped.code or 0))
 
 
+def _wrong_number(error: Any) -> str:
+    """What to type instead of a number that is none, or is too small or large; nothing for another complaint."""
+    said = error.format_message()
+    if not re.search(r"valid (?:int|float|number)|greater than|less than|in the range", said):
+        return ""
+    option = max(error.param.opts, key=len)
+    least, most = (getattr(error.param, end, None) for end in ("min", "max"))
+    number = "a whole number" if "valid int" in said or isinstance(least, int) else "a number"
+    bounds = "" if least is None else f" from {least:g} to {most:g}" if most is not None else f" of at least {least:g}"
+    return f"{option} takes {number}{bounds}; write it as {option} 8"
+
+
 def _reworded(error: Any) -> str:
     """A complaint of the parser's, with the name that was probably meant."""
     sentence: str = error.format_message()
@@ -117,5 +132,7 @@ def _reworded(error: Any) -> str:
 
 
 def _complain(sentence: str) -> int:
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(PATIENCE)  # where rank 0 makes the same mistake, torchrun ends this rank meanwhile
     sys.stderr.write(f"soapstone: {' '.join(sentence.split())}\n")  # in one piece: other ranks write, too
     return 2

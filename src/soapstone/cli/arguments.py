@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -17,13 +17,27 @@ import typer
 from ..baselines import BASELINES
 from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError, meant
+from ..files import files_beside
 from ..graph import OperatorGraph
-from ..loading import Request
+from ..loading import Request, check_request
 from ..simulator import Training
 from ..strategy import Strategy, arguments_in
 from ..topology import Topology
 from . import completion
-from .common import Amp, Batch, BatchNorm, BatchPerDevice, Chunk, Dtype, Fresh, ModelName, Sizes, captured, request_of
+from .common import (
+    Amp,
+    Batch,
+    BatchNorm,
+    BatchPerDevice,
+    Chunk,
+    Dtype,
+    Fresh,
+    ModelName,
+    Sizes,
+    captured,
+    request_of,
+    say,
+)
 
 TopologyName = Annotated[
     str,
@@ -47,7 +61,9 @@ StrategyFile = Annotated[
 CostsName = Annotated[str, typer.Option("--costs", help="analytic: from a table; measured: of this machine's device.")]
 BucketBytes = Annotated[
     int | None,
-    typer.Option(help="Sum gradients in buckets of this size; 0: one by one. By default 4 MiB on CPUs, 25 on GPUs."),
+    typer.Option(
+        min=0, help="Sum gradients in buckets of this size; 0: one by one. By default 4 MiB on CPUs, 25 on GPUs."
+    ),
 ]
 
 
@@ -56,10 +72,15 @@ class Case:
     """A model on a cluster, as a user named them."""
 
     request: Request
-    graph: OperatorGraph
+    load: Callable[[], OperatorGraph]
     topology: Topology
     training: Training
     arguments: Mapping[str, Any]  # that it was read from: `read_case(**arguments)` is this case again
+
+    @property
+    def graph(self) -> OperatorGraph:
+        """Captured when it is first asked for, so that what is wrong with the other arguments is said before."""
+        return self.load()
 
     @property
     def where(self) -> str:
@@ -83,13 +104,34 @@ class Case:
         return not isinstance(self.training.costs, AnalyticCosts)
 
     def strategy(self, name: str) -> Strategy:
-        """A baseline, or the strategy in a file. Raises StrategyError."""
-        if name in BASELINES:
-            return BASELINES[name](self.graph, self.topology)
-        if not Path(name).exists():
-            remedy = meant(name, BASELINES, f"use {', '.join(BASELINES)}, or a strategy file")
-            raise SoapstoneError(f"there is no strategy {name!r}; {remedy}")
-        return Strategy.load(name, self.graph, self.topology)
+        """A baseline, or the strategy in a file, with a remark where that was made for something else. Raises
+        StrategyError."""
+        return self.strategies(name)[0]
+
+    def strategies(self, *names: str) -> list[Strategy]:
+        """Several, all of whose names are checked before the model is captured."""
+        for name in names:
+            _check_strategy(name)
+        found = [
+            BASELINES[name](self.graph, self.topology)
+            if name in BASELINES
+            else Strategy.load(name, self.graph, self.topology)
+            for name in names
+        ]
+        for note in (note for strategy in found for note in strategy.notes):
+            say(note)
+        return found
+
+
+def _check_strategy(name: str) -> None:
+    """Raise SoapstoneError unless it is a baseline or a strategy file."""
+    if name in BASELINES:
+        return
+    if not Path(name).exists():
+        known = [*BASELINES, *files_beside(name, ".json")]
+        remedy = meant(name, known, f"use {', '.join(BASELINES)}, or a strategy file")
+        raise SoapstoneError(f"there is no strategy {name!r}; {remedy}")
+    arguments_in(name)
 
 
 def read_case(
@@ -115,7 +157,8 @@ def read_case(
         "amp": amp, "sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "optimizer": optimizer,
         "bucket_bytes": bucket_bytes, "costs": costs,
     }  # fmt: skip
-    return Case(request, captured(request, fresh), machines, training, arguments)
+    check_request(request)
+    return Case(request, cache(lambda: captured(request, fresh)), machines, training, arguments)
 
 
 def topology_of(name: str) -> Topology:

@@ -29,8 +29,8 @@ ModelName = Annotated[
         metavar="MODEL", help="A name from `soapstone models`, or file.py:function.", autocompletion=completion.models
     ),
 ]
-Batch = Annotated[int | None, typer.Option(help="The whole batch, for a model of the zoo.")]
-BatchPerDevice = Annotated[int | None, typer.Option(help="The batch for each device, instead of the whole one.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="The whole batch, for a model of the zoo.")]
+BatchPerDevice = Annotated[int | None, typer.Option(min=1, help="The batch for each device, instead of the whole one.")]
 Dtype = Annotated[str, typer.Option(help="The model's floating-point type: float32, bfloat16, float16 or float64.")]
 Amp = Annotated[
     str, typer.Option(help="Mixed precision: bfloat16 casts as torch.autocast does on the topology's devices.")
@@ -38,7 +38,7 @@ Amp = Annotated[
 Sizes = Annotated[
     list[str] | None, typer.Option("--size", metavar="NAME=N", help="A size of a zoo model, such as layers=4.")
 ]
-Chunk = Annotated[int, typer.Option(help="Time steps of a recurrent layer to one op.")]
+Chunk = Annotated[int, typer.Option(min=1, help="Time steps of a recurrent layer to one op.")]
 BatchNorm = Annotated[str, typer.Option(help="global: statistics of the whole batch; local: of each part.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Capture anew, whatever the cache holds.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no progress and no remarks.")]

@@ -12,12 +12,14 @@ from ..graph import scaled
 from ..report import (
     Comparison,
     Layer,
+    closing,
     compared,
     folds_of,
     layers_of,
     placed,
     sooner,
     summary,
+    telling,
     titled,
     traffic,
 )
@@ -26,7 +28,7 @@ from .arguments import Case, StrategyFile, takes_strategy
 from .common import AsJson, Listing, print_all, print_json
 from .live import measuring
 
-MOST_ROWS = 40
+FIRST_ROWS, LAST_ROWS = 30, 9
 _COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_cyan", "bright_yellow")
 
 Other = Annotated[str, typer.Argument(metavar="OTHER", help=f"{', '.join(BASELINES)}, or a strategy file.")]
@@ -42,7 +44,7 @@ def explain(case: Case, strategy: StrategyFile, against: Against = "data", as_js
         print_json(described(comparison, against))
         return
     print_all(
-        _drawn(comparison.ours), "", *map(escape, summary(comparison, _called(against))), "", *_choices(comparison)
+        drawn(comparison.ours), "", *map(escape, summary(comparison, _called(against))), "", *_choices(comparison)
     )
 
 
@@ -65,15 +67,16 @@ def diff(case: Case, strategy: StrategyFile, other: Other, as_json: AsJson = Fal
         both = (placed(configuration, op, topology) for configuration in (choice.ours, choice.theirs))
         more = (_signed(-size) for size in (choice.gradients, choice.activations, choice.memory))
         table.add_row(f"[bold]{escape(titled(choice))}", *both, sooner(choice.time), *more)
-    rest = f"\n{comparison.others} more differ, by less." if comparison.others else ""
+    rest = f"\n{comparison.others} lesser differences are left out." if comparison.others else ""
     print_all(table, rest, *map(escape, summary(comparison, _called(other))))
 
 
 def compare_with(case: Case, strategy: StrategyFile, other: str) -> Comparison:
     """Play both, with a bar."""
-    ours = simulate(case.graph, case.topology, case.strategy(strategy), training=case.training)
+    chosen, against = case.strategies(strategy, other)
+    ours = simulate(case.graph, case.topology, chosen, training=case.training)
     with measuring("Taking choices back one by one") as show:
-        return compared(ours, case.strategy(other), progress=show)
+        return compared(ours, against, progress=show)
 
 
 def described(comparison: Comparison, other: str) -> dict[str, Any]:
@@ -116,25 +119,27 @@ def _choices(comparison: Comparison) -> list[Listing | str]:
         return []
     lines = [
         f"[bold]{escape(titled(choice))}[/]: {escape(traffic(choice, comparison))}: {sooner(choice.time)}"
-        for choice in comparison.choices
+        for choice in telling(comparison)
     ]
-    rest = [f"{comparison.others} more choices are worth less."] if comparison.others else []
-    return ["Each choice, taken back alone:", *(f"  {line}" for line in lines), *rest]
+    return ["Each choice, taken back alone:", *(f"  {line}" for line in lines), *closing(comparison)]
 
 
-def _drawn(sim: Simulation) -> Listing:
+def drawn(sim: Simulation) -> Listing:
     """Layers top to bottom, each cut into its parts, a colour and a number for each device; repeated blocks once."""
     layers = layers_of(sim.strategy)
     folds = folds_of(sim.graph, layers)
     hidden = {i for fold in folds for member in fold.members[1:] for i in member}
     times = {i: len(fold.members) for fold in folds for i in fold.members[0]}
     table = Listing(("layer", "", "parts by device"), wraps=("layer",))
-    shown = [i for i in range(len(layers)) if i not in hidden]
-    for i in shown[:MOST_ROWS]:
+    rows = []
+    for i in (i for i in range(len(layers)) if i not in hidden):
         count = times.get(i, 1) * len(layers[i].ops)
-        table.add_row(escape(layers[i].name), f"x{count}" if count > 1 else "", _blocks(layers[i]))
-    if len(shown) > MOST_ROWS:
-        table.add_row(f"... and {len(shown) - MOST_ROWS} more", "", "")
+        rows.append((escape(layers[i].name), f"x{count}" if count > 1 else "", _blocks(layers[i])))
+    left_out = len(rows) - FIRST_ROWS - LAST_ROWS
+    if left_out > 1:
+        rows[FIRST_ROWS:-LAST_ROWS] = [(f"... and {left_out} more", "", "")]
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from ..files import check_writable
 from ..graph import scaled
 from ..report import save_trace
 from ..simulator import Simulation, Throughput, simulate
 from ..topology import about_presets
 from .arguments import Case, StrategyName, takes_case
-from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, progress, say
+from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, progress
 from .reporting import ReportFile, check_report, write_report
 
 
@@ -41,6 +42,8 @@ def simulate_command(
 ) -> None:
     """Predict one training iteration. It prints time, throughput, bytes moved and memory of a model on a cluster."""
     check_report(report)
+    if trace is not None:
+        check_writable(trace)
     chosen = case.strategy(strategy)
     with progress(f"Measuring what {case.model} needs") if case.is_measured else nullcontext():
         sim = simulate(case.graph, case.topology, chosen, training=case.training)
@@ -48,8 +51,6 @@ def simulate_command(
         save_trace(sim, trace)
     if report is not None:
         write_report(case, sim, report, name=strategy)
-    for note in chosen.notes:
-        say(note)
     print_json(with_strategy(sim, case)) if as_json else print_all(*_shown(sim))
 
 
@@ -101,8 +102,8 @@ def _shown(sim: Simulation) -> list[Listing | str]:
     rows: dict[tuple[str, ...], list[str]] = {}
     for i, device in enumerate(sim.topology.devices):
         held = [scaled(float(n[i]), "B") for n in (memory.peak, memory.saved, memory.bound)]
-        over = "[red]" if memory.bound[i] > device.memory else ""
-        row = (device.kind, f"{sim.busy[device.name]:.0%}", *held[:2], f"{over}{held[2]}", scaled(device.memory, "B"))
+        over = "[red]" if memory.peak[i] > device.memory else ""
+        row = (device.kind, f"{sim.busy[device.name]:.0%}", f"{over}{held[0]}", *held[1:], scaled(device.memory, "B"))
         rows.setdefault(row, []).append(device.name)
     for row, names in rows.items():  # equal devices are one row
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more", *row)

@@ -15,6 +15,7 @@ from ..searching import Problem
 from . import completion
 from .arguments import Case, neighbours_of, read_case, topology_of
 from .common import (
+    Amp,
     AsJson,
     Batch,
     BatchNorm,
@@ -52,6 +53,7 @@ def profile(
     batch: Batch = None,
     batch_per_device: BatchPerDevice = None,
     dtype: Dtype = "float32",
+    amp: Amp = "",
     sizes: Sizes = None,
     chunk: Chunk = 1,
     batch_norm: BatchNorm = "global",
@@ -66,7 +68,7 @@ def profile(
     beside = neighbours_of(topology_of(where)) if device == "cpu" else 0
     costs = MeasuredCosts(device, beside=beside, again=again)
     options: dict[str, Any] = {"sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "fresh": fresh}
-    case = read_case(model, where, batch, batch_per_device, dtype, **options)
+    case = read_case(model, where, batch, batch_per_device, dtype, amp, **options)
     begun = monotonic()
     try:
         measure_space(replace(case, training=replace(case.training, costs=costs)))

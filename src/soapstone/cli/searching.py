@@ -25,10 +25,11 @@ from .profile import measure_space
 from .reporting import ReportFile, check_report, write_report
 
 SECONDS, PROOF_SECONDS = 30.0, 600.0
-Budget = Annotated[float, typer.Option(help="Seconds that a search may take.")]
-Proposals = Annotated[int | None, typer.Option(help="Proposals that a search may make.")]
+LEAST_SECONDS = 1e-3
+Budget = Annotated[float, typer.Option(min=LEAST_SECONDS, help="Seconds that a search may take.")]
+Proposals = Annotated[int | None, typer.Option(min=1, help="Proposals that a search may make.")]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn at random.")]
-Chains = Annotated[int, typer.Option(help="Chains side by side, each on a thread of its own.")]
+Chains = Annotated[int, typer.Option(min=1, max=256, help="Chains side by side, each on a thread of its own.")]
 MemoryLimit = Annotated[bool, typer.Option(help="Keep to what surely fits into the devices' memory.")]
 Output = Annotated[
     Path | None,
@@ -60,6 +61,12 @@ class Found:
     facts: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     interrupted: bool = False
+
+    @property
+    def curve(self) -> list[tuple[int, float, float]]:
+        """The best so far, up to the end of the search; nothing where it was found otherwise."""
+        history = self.facts.get("history", [])
+        return [*history, (self.facts["proposals"], self.seconds, history[-1][2])] if history else []
 
 
 def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) -> Found:
@@ -139,7 +146,9 @@ def search_command(
     save: Save = True,
     budget: Annotated[
         float | None,
-        typer.Option(help=f"Seconds that it may take: {SECONDS:.0f}, or {PROOF_SECONDS:.0f} for exhaustive."),
+        typer.Option(
+            min=LEAST_SECONDS, help=f"Seconds that it may take: {SECONDS:.0f}, or {PROOF_SECONDS:.0f} for exhaustive."
+        ),
     ] = None,
     proposals: Proposals = None,
     seed: Seed = 0,
@@ -169,7 +178,7 @@ def search_command(
         sim = _simulated(case, found.strategy)
     rows = {"data": (before, 0.0), method: (sim, found.seconds)}
     if report is not None:
-        write_report(case, sim, report, name=method, approaches=_approaches(rows), curve=found.facts.get("history", ()))
+        write_report(case, sim, report, name=method, approaches=_approaches(rows), curve=found.curve)
     if as_json:
         speed = {"speed_up": before.makespan / sim.makespan, "search_seconds": found.seconds, **found.facts}
         print_json({**with_strategy(sim, case), **speed, "path": None if output is None else str(output)})
@@ -216,6 +225,7 @@ def compare(
     measure_space(case)
     data = _simulated(case, BASELINES["data"](case.graph, case.topology))
     rows: dict[str, tuple[Simulation, float]] = {}
+    refused: set[str] = set()
     for name in names:
         try:
             if name in BASELINES:
@@ -223,7 +233,8 @@ def compare(
                 continue
             found = METHODS[name](case, wanted, data.makespan)
         except SoapstoneError as error:
-            say(f"{name}: {error}", always=True)
+            say(f"Without {name}: {error}.", always=True)
+            refused.add(name)
             continue
         except KeyboardInterrupt:
             break
@@ -232,10 +243,10 @@ def compare(
             break
     if not rows:
         raise SoapstoneError("no approach came to a strategy; the lines above say why")
-    if missing := [name for name in names if name not in rows]:
+    if missing := [name for name in names if name not in rows and name not in refused]:
         say(f"Without {', '.join(missing)}.")
     if report is not None:
-        best = min(rows, key=lambda name: (not rows[name][0].surely_fits, rows[name][0].makespan))
+        best = min(rows, key=lambda name: (not rows[name][0].fits, rows[name][0].makespan))
         write_report(case, rows[best][0], report, name=best, approaches=_approaches(rows))
     if as_json:
         shown = {name: {**described(sim), "search_seconds": seconds} for name, (sim, seconds) in rows.items()}
@@ -265,7 +276,7 @@ def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> l
         rates = sim.throughput
         rate = f"{rates.samples if rates.tokens is None else rates.tokens:,.0f}"
         mfu = "-" if rates.mfu is None else f"{rates.mfu:.1%}"
-        fit = peak + "!" * (not sim.surely_fits)
+        fit = peak + "!" * (not sim.fits)
         table.add_row(f"[bold]{name}", duration(sim.makespan), speed, rate, mfu, *most, fit, took)
-    doubt = not all(sim.surely_fits for sim, _ in rows.values())
-    return [table, "! may not fit: some device's memory is below the upper bound."] if doubt else [table]
+    too_large = not all(sim.fits for sim, _ in rows.values())
+    return [table, "! does not fit: some device would hold more than its memory."] if too_large else [table]

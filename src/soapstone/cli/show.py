@@ -67,7 +67,7 @@ def _table(graph: OperatorGraph, every: bool) -> Listing:
             _dims(ops[0]),
             scaled(flops, "flop"),
             scaled(bytes_held, "B") if bytes_held else "",
-            "" if layer == name else layer if len(ops) > 1 else ops[0].layer,
+            layer if len(ops) > 1 else ops[0].layer,
         )
     return table
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
     from ..simulator import Simulation
     from ..tracing import Workload
 
-EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone train lenet -t cpu:1x2 -s data"
 WARM = 3  # steps that do not count: the first ones record what the others repeat
 MOST_EVENTS = 200
+FAR_OFF = 1.5  # times
 
 RankNumber = Annotated[int, typer.Option("--rank", help="Whose program.")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps to time, after a few to warm up.")]
@@ -139,7 +141,7 @@ def train(
         check_writable(trace)
     check_report(report)
     chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.training.optimizer, compiled, graphed)
-    with joined(EXAMPLE) as (transport, place):
+    with joined(_by_torchrun(case.topology)) as (transport, place):
         import torch
 
         agree(transport, lambda: _check_ranks(case.topology, transport.size))
@@ -158,15 +160,26 @@ def train(
             print_json(found.described()) if as_json else print_all(*found.shown(case))
 
 
+def _by_torchrun(topology: Topology) -> str:
+    """The command that was typed, as torchrun starts it."""
+    return shlex.join(
+        ["torchrun", "--nproc-per-node", str(_ranks_per_node(topology)), "-m", "soapstone", *sys.argv[1:]]
+    )
+
+
+def _ranks_per_node(topology: Topology) -> int:
+    return max(Counter(device.node for device in topology.devices).values())
+
+
 def _check_ranks(topology: Topology, size: int) -> None:
     """Raise RankError unless there is a rank for each device."""
     if size == topology.num_devices:
         return
-    nodes = Counter(device.node for device in topology.devices)
+    nodes = {device.node for device in topology.devices}
     several = f" on each of {len(nodes)} machines" if len(nodes) > 1 else ""
     raise RankError(
         f"there are {size} ranks for {topology.num_devices} devices; start torchrun with --nproc-per-node "
-        f"{max(nodes.values())}{several}, or name a topology of {size} devices with -t"
+        f"{_ranks_per_node(topology)}{several}, or name a topology of {size} devices with -t"
     )
 
 
@@ -220,7 +233,19 @@ class Trained:
             f"\nLoss {self.losses[0]:.6g} at first, {self.losses[-1]:.6g} after {len(self.losses)} steps.",
             f"[bold]{duration(self.seconds)}[/] a step, {self.rates}; predicted "
             f"{duration(self.predicted)}, {self.predicted / self.seconds:.2f}x of what was measured.",
+            *self._advice(case),
         ]
+
+    def _advice(self, case: Case) -> list[str]:
+        """What would bring a prediction that is far off closer."""
+        measured = all(link.summing is not None for link in case.topology.links)  # as calibrate leaves them
+        known = {
+            "`soapstone calibrate` measures the links": measured,
+            "--costs measured measures the ops": case.is_measured,
+        }
+        missing = [what for what, is_known in known.items() if not is_known]
+        near = 1 / FAR_OFF <= self.predicted / self.seconds <= FAR_OFF
+        return [] if near or not missing else [f"For a closer prediction: {', and '.join(missing)}."]
 
 
 def _train(

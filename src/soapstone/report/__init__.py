@@ -6,7 +6,7 @@ from .layers import Fold, Layer, folds_of, layers_of
 from .page import write_page
 from .payload import Approach, Report, payload_of
 from .trace import Happening, save_events, save_trace
-from .words import lasting, placed, sentence, sooner, summary, titled, traffic
+from .words import closing, lasting, placed, sentence, sooner, summary, telling, titled, traffic
 
 __all__ = [
     "Approach",
@@ -18,6 +18,7 @@ __all__ = [
     "Layer",
     "Report",
     "breakdown_of",
+    "closing",
     "compared",
     "folds_of",
     "lasting",
@@ -29,6 +30,7 @@ __all__ = [
     "sentence",
     "sooner",
     "summary",
+    "telling",
     "titled",
     "traffic",
     "write_page",

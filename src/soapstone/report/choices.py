@@ -4,8 +4,8 @@ choices is worth. Each number comes from a simulation in which just that choice 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..simulator import Simulation, Simulator, simulate
@@ -13,6 +13,8 @@ from ..strategy import Configuration, Strategy
 from .layers import layers_of, pattern_of
 
 MOST = 24  # choices that are looked at closely
+WORK = 40_000_000  # tasks that are simulated, one choice after the other
+CLOSE_WORK = 1_000_000  # tasks of the choices that are looked at closely
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two strategies, played, and what sets the first apart; those worth most come first. Of `others`, which are worth
-    less, only the time is known, all together taken one by one."""
+    """Two strategies, played, and what sets the first apart; those worth most come first. `others` are worth less, or
+    were not looked at, for they compute less and there are too many tasks to simulate them all."""
 
     ours: Simulation
     theirs: Simulation
@@ -46,7 +48,9 @@ def compared(
 ) -> Comparison:
     """What `ours` does otherwise than another strategy for the same graph and topology."""
     strategy, training = ours.strategy, ours.training
-    groups = _groups(strategy, other)
+    all_groups = _groups(strategy, other)
+    groups = _largest(strategy, all_groups, max(1, WORK // len(ours.tasks)))
+    most = min(most, max(1, CLOSE_WORK // len(ours.tasks)))
     simulator = Simulator(ours.graph, ours.topology, strategy, training=training)
     times: dict[tuple[int, ...], int] = {}
     for done, ops in enumerate(groups.values(), 1):
@@ -54,18 +58,21 @@ def compared(
         simulator.reject()
         progress(0.5 * done / len(groups))
     ranked = sorted(groups.items(), key=lambda item: (-abs(times[item[1]]), item[1]))
-    found = []
-    for done, ((pattern, mine, its), ops) in enumerate(ranked[:most], 1):
+    found, titles = [], _titles(strategy, [(pattern, ops) for (pattern, _, _), ops in ranked[:most]])
+    for done, ((_, mine, its), ops) in enumerate(ranked[:most], 1):
         without = simulate(ours.graph, ours.topology, strategy.replace(_taken_back(other, ops)), training=training)
         assert without.makespan_ns - ours.makespan_ns == times[ops]
-        found.append(Choice(_title(strategy, pattern, ops), ops, mine, its, times[ops], *_differences(without, ours)))
+        found.append(Choice(titles[ops], ops, mine, its, times[ops], *_differences(without, ours)))
         progress(0.5 + 0.5 * done / min(len(ranked), most))
     theirs = simulate(ours.graph, ours.topology, other, training=training)
     found.sort(key=lambda choice: -choice.time)
-    return Comparison(ours, theirs, tuple(found), len(ranked) - len(found))
+    return Comparison(ours, theirs, tuple(found), len(all_groups) - len(found))
 
 
-def _groups(strategy: Strategy, other: Strategy) -> dict[tuple[str, Configuration, Configuration], tuple[int, ...]]:
+Groups = dict[tuple[str, Configuration, Configuration], tuple[int, ...]]
+
+
+def _groups(strategy: Strategy, other: Strategy) -> Groups:
     """Layers that differ, with those of other blocks that differ in the same way."""
     found: dict[tuple[str, Configuration, Configuration], list[int]] = defaultdict(list)
     ops = strategy.graph.ops
@@ -77,12 +84,31 @@ def _groups(strategy: Strategy, other: Strategy) -> dict[tuple[str, Configuratio
     return {key: tuple(sorted(members)) for key, members in found.items()}
 
 
+def _largest(strategy: Strategy, groups: Groups, count: int) -> Groups:
+    """Those that compute most."""
+    flops = {ops: sum(strategy.graph.ops[i].flops for i in ops) for ops in groups.values()}
+    kept = sorted(groups.items(), key=lambda item: (-flops[item[1]], item[1]))[:count]
+    return dict(kept)
+
+
+def _titles(strategy: Strategy, groups: Sequence[tuple[str, tuple[int, ...]]]) -> dict[tuple[int, ...], str]:
+    """A title for each group; those that would share one are told apart by the kinds of their ops, or their names."""
+    known = strategy.graph.ops
+    plain = {ops: _title(strategy, pattern, ops) for pattern, ops in groups}
+    with_kind = {ops: f"{known[ops[0]].kind} of {title}" for ops, title in plain.items()}
+    named = {ops: _listed([known[i].name for i in ops]) for ops in plain}
+    uses = Counter([*plain.values(), *with_kind.values()])
+    return {ops: next((t for t in (plain[ops], with_kind[ops]) if uses[t] == 1), named[ops]) for ops in plain}
+
+
 def _title(strategy: Strategy, pattern: str, ops: tuple[int, ...]) -> str:
     """The layer's name where it is only one; for several what their names have in common, where that says enough."""
     layers = list(dict.fromkeys(re.sub(r"_\d+$", "", strategy.graph.ops[i].layer) for i in ops))
-    if len(layers) <= 3:
-        return ", ".join(layers)
-    return pattern if pattern.count("*") == 1 else f"{layers[0]}, {layers[1]} and {len(layers) - 2} more"
+    return pattern if len(layers) > 3 and pattern.count("*") == 1 else _listed(layers)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
 def _taken_back(other: Strategy, ops: tuple[int, ...]) -> dict[str, Configuration]:

@@ -18,7 +18,7 @@ from .breakdown import breakdown_of
 from .choices import Comparison
 from .layers import Layer, folds_of, layers_of
 from .trace import Happening
-from .words import summary, titled, traffic
+from .words import closing, summary, telling, titled, traffic
 
 FORMAT = 1
 _TYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "f64": "<f8"}
@@ -44,7 +44,8 @@ class Report:
     setting: Sequence[tuple[str, str]] = ()
     figures: Sequence[tuple[str, str]] = ()
     approaches: Sequence[Approach] = ()
-    curve: Sequence[tuple[int, float, float]] = ()  # proposals, seconds, seconds of the best iteration so far
+    # Proposals, seconds, and seconds of the best iteration so far; the last row is the end of the search.
+    curve: Sequence[tuple[int, float, float]] = ()
     happenings: Sequence[Happening] = field(default=())  # of a step that really ran
 
 
@@ -219,7 +220,7 @@ def _approaches(report: Report, data_parallel: int | None) -> list[dict[str, Any
             "exposed_ns": sim.exposed_communication * 1e9,
             "peak_memory": max(sim.peak_memory),
             "search_seconds": approach.search_seconds,
-            "fits": sim.surely_fits,
+            "fits": sim.fits,
             "chosen": approach.name == report.name,
         }
         rows.append(row)
@@ -236,9 +237,7 @@ def _words(comparison: Comparison | None, layers: Sequence[Layer]) -> dict[str, 
             "title": titled(choice),
             "sentence": traffic(choice, comparison),
             "gain": choice.time,
-            "gradient_bytes": choice.gradients,
-            "activation_bytes": choice.activations,
         }
-        for choice in comparison.choices
+        for choice in telling(comparison)
     ]
-    return {"summary": summary(comparison), "choices": choices}
+    return {"summary": summary(comparison), "choices": choices, "closing": closing(comparison)}

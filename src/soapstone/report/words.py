@@ -37,6 +37,26 @@ def sooner(ns: int) -> str:
     return "no sooner" if ns == 0 else f"{lasting(abs(ns))} {'sooner' if ns > 0 else 'later'}"
 
 
+def telling(comparison: Comparison) -> list[Choice]:
+    """The choices that change the time."""
+    return [choice for choice in comparison.choices if choice.time]
+
+
+def closing(comparison: Comparison) -> list[str]:
+    """What there is to say after the choices that change the time: how many more there are, and what all are worth."""
+    if not comparison.choices:
+        return []
+    listed = telling(comparison)
+    more = "more " if listed else ""
+    idle = len(comparison.choices) - len(listed)
+    together = comparison.theirs.makespan_ns - comparison.ours.makespan_ns
+    return [
+        *([f"{idle} {more}{'choice changes' if idle == 1 else 'choices change'} nothing."] if idle else []),
+        *([f"{comparison.others} lesser choices are left out."] if comparison.others else []),
+        f"All together: {sooner(together)}.",
+    ]
+
+
 def lasting(ns: float) -> str:
     """A time for a person."""
     for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):

@@ -242,7 +242,7 @@ def _too_large(problem: Problem, best: Chain) -> str:
     over, device = max(pairs, key=lambda pair: pair[0])
     needs, has = scaled(device.memory + over, "B"), scaled(device.memory, "B")
     return (
-        f"no strategy that was found fits: the closest may need {needs} on {device.name}, which has {has}, "
+        f"no strategy that was found surely fits: the closest may need {needs} on {device.name}, which has {has}, "
         f"{scaled(over, 'B')} too much; a smaller batch, more devices, bfloat16, or an optimizer with fewer states "
         "would help, and a longer search may; memory_limit=False (--no-memory-limit) searches without the limit"
     )

@@ -57,10 +57,11 @@ class Simulation:
     @cached_property
     def moved(self) -> dict[str, int]:
         """Bytes by the kind of task: payload once for each transfer, 2(n - 1) times for each sum among n devices."""
-        total = dict.fromkeys((TRANSFER.name, COMBINE.name, SYNC.name), 0)
-        for row in np.flatnonzero(np.isin(self.tasks["kind"], (TRANSFER, COMBINE, SYNC))):
+        kinds, sizes = self.tasks["kind"], self.tasks["bytes"]
+        total = {TRANSFER.name: int(sizes[kinds == TRANSFER].sum()), COMBINE.name: 0, SYNC.name: 0}
+        for row in np.flatnonzero(np.isin(kinds, (COMBINE, SYNC))):
             task = self.native.task(int(row))
-            total[task.kind.name] += task.bytes * (1 if task.kind == TRANSFER else 2 * (len(task.devices) - 1))
+            total[task.kind.name] += task.bytes * 2 * (len(task.devices) - 1)
         return total
 
     @property
@@ -110,9 +111,9 @@ class Simulation:
         return [int(size) for size in self.memory.peak]
 
     @property
-    def surely_fits(self) -> bool:
-        """Whether no order of the tasks could pass any device's memory."""
-        return all(bound <= device.memory for bound, device in zip(self.memory.bound, self.topology.devices))
+    def fits(self) -> bool:
+        """Whether along this timeline no device holds more than its memory."""
+        return all(peak <= device.memory for peak, device in zip(self.memory.peak, self.topology.devices))
 
     def predecessors(self, i: int) -> list[int]:
         """The rows that task i waits for."""

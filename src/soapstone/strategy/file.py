@@ -96,7 +96,7 @@ def arguments_in(path: str | Path) -> dict[str, Any]:
 def _content(path: str | Path) -> dict[str, Any]:
     data = read_json(path)
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise StrategyError(f"{path} is not a strategy file; write one with strategy.save(path)")
+        raise StrategyError(f"{path} is not a strategy file; `soapstone search` writes one")
     if data.get("format") != FORMAT:
         raise StrategyError(f"{path} has strategy format {shortened(data.get('format'))}, this version reads {FORMAT}")
     if unknown := [key for key in data if key not in _KEYS]:

@@ -15,8 +15,8 @@ from typing import Self
 import yaml
 
 from .. import _core
-from ..errors import SoapstoneError, TopologyError
-from ..files import MAX_BYTES, decode, write_atomically
+from ..errors import SoapstoneError, TopologyError, meant
+from ..files import MAX_BYTES, decode, files_beside, write_atomically
 from .detection import detected
 from .layout import lay_out
 from .vertices import Device, Link
@@ -61,8 +61,15 @@ class Topology:
             content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
             rows: _Rows = decode(_Rows, content, "the topology")
             return cls(rows.devices, rows.links)
-        except (OSError, UnicodeDecodeError) as error:
-            raise TopologyError(f"topology file {path}: cannot be read: {error}") from None
+        except FileNotFoundError:
+            remedy = meant(
+                Path(path).name, files_beside(Path(path), ".yaml", ".yml"), "`soapstone calibrate` writes one"
+            )
+            raise TopologyError(f"there is no topology file {path}; {remedy}") from None
+        except OSError as error:
+            raise TopologyError(f"topology file {path}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise TopologyError(f"topology file {path}: cannot be read: it is not text") from None
         except SoapstoneError as error:
             raise TopologyError(f"topology file {path}: {error}") from None
         except (yaml.YAMLError, RecursionError, ValueError) as error:

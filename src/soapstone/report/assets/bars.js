@@ -71,6 +71,12 @@ function stackedRow(name, pieces, whole, text, marks = []) {
   );
 }
 
+/** A section of bars, under a key of what their pieces are. */
+function barSection(id, heading, short, parts, style, bars, ...more) {
+  const key = legend(parts.map(([, colour, style, label]) => [colour, label, style]));
+  section(id, heading, short, key, el("div", { class: style }, ...bars), ...more);
+}
+
 /** "Where the time goes". */
 function showTime(report) {
   if (!report.time) return;
@@ -85,13 +91,7 @@ function showTime(report) {
       `${shareText(row.values[0] / whole)} busy`,
     ),
   );
-  section(
-    "time",
-    "Where the time goes",
-    "Time",
-    legend(TIME_PARTS.map(([, colour, style, label]) => [colour, label, style])),
-    el("div", { class: "bars" }, ...bars),
-  );
+  barSection("time", "Where the time goes", "Time", TIME_PARTS, "bars", bars);
 }
 
 /** "What fills the memory". */
@@ -114,12 +114,13 @@ function showMemory(report) {
     if (memory && peak > memory) bar.append(el("span", { class: "warning", text: "does not fit" }));
     return bar;
   });
-  section(
+  barSection(
     "memory",
     "What fills the memory",
     "Memory",
-    legend(parts.map(([, colour, style, label]) => [colour, label, style])),
-    el("div", { class: "bars wide-values" }, ...bars),
+    parts,
+    "bars wide-values",
+    bars,
     el("p", {
       class: "hint",
       text:

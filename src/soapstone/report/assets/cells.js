@@ -124,7 +124,7 @@ function drawLayer(grid, name, count) {
           "data-device": piece.device,
           x: piece.x + piece.width / 2,
           y: piece.y + piece.height / 2 + 3.6,
-          fill: inkOn(deviceColour(piece.device)),
+          style: `fill:${inkOn(deviceColour(piece.device))}`,
           text: piece.device,
         }),
       );

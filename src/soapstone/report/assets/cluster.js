@@ -203,7 +203,7 @@ function vertexShape(vertex, [x, y]) {
       class: "vertex-name",
       x: SPOT.width / 2,
       y: SPOT.height / 2 + 4,
-      fill: colour ? inkOn(colour) : null,
+      style: colour ? `fill:${inkOn(colour)}` : null,
       text: tailText(vertex.name, 9),
     }),
     svg("title", { text: vertex.name }),

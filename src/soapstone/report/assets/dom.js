@@ -100,17 +100,18 @@ function tell(name, detail) {
   bus.dispatchEvent(new CustomEvent(name, { detail }));
 }
 
-/** Call back once, when a node comes near the window: what nobody sees yet costs nothing. */
+/** Call back once, when a node comes near the window or is printed: what nobody sees yet costs nothing. */
 function whenNear(node, callback) {
-  const watch = new IntersectionObserver(
-    (entries) => {
-      if (!entries.some((entry) => entry.isIntersecting)) return;
-      watch.disconnect();
-      callback();
-    },
-    { rootMargin: "800px" },
-  );
+  const arrive = () => {
+    watch.disconnect();
+    removeEventListener("beforeprint", arrive);
+    callback();
+  };
+  const watch = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && arrive(), {
+    rootMargin: "800px",
+  });
   watch.observe(node);
+  addEventListener("beforeprint", arrive);
 }
 
 /** Run at most once a frame. */

@@ -35,27 +35,39 @@ async function showReport() {
   document.documentElement.dataset.ready = "true";
 }
 
-/** The navigation marks the section that is being read. */
+/** The navigation marks the section that was jumped to, and once the reader moves on, the one that is being read. */
 function markSections() {
   const links = new Map(
     [...document.querySelectorAll("#nav a")].map((link) => [link.getAttribute("href").slice(1), link]),
   );
   const seen = new Set();
+  let jumped = null;
+  const mark = () => {
+    const marked = jumped ?? [...links.keys()].find((id) => seen.has(id));
+    for (const [id, link] of links) {
+      if (id === marked) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+  };
   const watch = new IntersectionObserver(
     (entries) => {
       for (const { target, isIntersecting } of entries) {
         if (isIntersecting) seen.add(target.id);
         else seen.delete(target.id);
       }
-      const first = [...links.keys()].find((id) => seen.has(id));
-      for (const [id, link] of links) {
-        if (id === first) link.setAttribute("aria-current", "true");
-        else link.removeAttribute("aria-current");
-      }
+      mark();
     },
     { rootMargin: "-60px 0px -55% 0px" },
   );
-  for (const id of links.keys()) watch.observe(byId(id));
+  for (const [id, link] of links) {
+    watch.observe(byId(id));
+    link.addEventListener("click", () => {
+      jumped = id;
+      mark();
+    });
+  }
+  for (const move of ["wheel", "touchmove", "pointerdown", "keydown"])
+    addEventListener(move, () => (jumped = null), { passive: true });
 }
 
 showReport();

@@ -5,7 +5,7 @@ const MOST_CHOICES = 6;
 /** The section of words; a choice lights its layers in the drawing, and a lit layer its choices. */
 function showWords(report) {
   if (!report.words) return;
-  const { summary, choices } = report.words;
+  const { summary, choices, closing } = report.words;
   const most = Math.max(...choices.map((choice) => Math.abs(choice.gain)), 1);
   const buttons = choices.map((choice) => choiceButton(choice, most));
   const items = buttons.map((button) => el("li", {}, button)),
@@ -22,6 +22,7 @@ function showWords(report) {
     rest.length
       ? el("details", {}, el("summary", { text: `${rest.length} more` }), el("ol", { class: "choices" }, ...rest))
       : null,
+    el("div", { class: "closing" }, ...closing.map((text) => el("p", { text }))),
   );
   listen("lit", ({ layers }) => {
     for (const [i, choice] of choices.entries()) {
