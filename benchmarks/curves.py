@@ -1,154 +1,136 @@
-"""Real times of ops by family and size, and of whole models, on a CUDA device: what the analytic costs are fitted to.
+"""What the zoo's ops and whole training steps take on this GPU: what the analytic costs are fitted to, and held against.
 
-`python benchmarks/curves.py OUT.json` needs torch alone; it reads the zoo's modules without the compiled core.
+python -m benchmarks.curves OUT.json [MODEL ...]
+
+Each distinct op is measured whole and cut along each of its dims, as a strategy would cut it; each model's step at its
+full batch, half of it and an eighth. In float32 as PyTorch has it by default (convolutions in TF32), with all products
+in TF32, and in bfloat16.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
-import time
-import types
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple
+from datetime import date
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-MODELS: dict[str, dict[str, Any]] = {
-    "inception-v3": {}, "resnet-101": {}, "alexnet": {}, "rnntc": {}, "rnnlm": {}, "nmt": {}, "gpt2": {}, "vit": {},
-    "resnet-50": {"blocks": (3, 4, 6, 3)},
-}  # fmt: skip
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+import soapstone as ss
+from soapstone.costs import Question
+from soapstone.graph import OperatorGraph
+from soapstone.loading import Request, load_graph, load_workload
+
+MODELS = ("alexnet", "inception-v3", "resnet-101", "rnntc", "rnnlm", "nmt", "gpt2", "vit", "llama")
+PRECISIONS = ("float32", "tf32", "bfloat16")
+CUTS = (1, 2, 8)
+STEPS = 8
 
 
-def timed(function: Callable[[], object], least: float = 0.05) -> float:
-    """Seconds of one call, by the clock over a run of at least so many seconds."""
-    function()
-    torch.cuda.synchronize()
-    count = 1
-    while True:
-        start = time.perf_counter()
-        for _ in range(count):
-            function()
+@contextmanager
+def precision(name: str) -> Iterator[str]:
+    """The dtype of the model, while products are computed in this precision."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    try:
+        yield "bfloat16" if name == "bfloat16" else "float32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def questions(graph: OperatorGraph) -> Iterator[Question]:
+    """Each distinct op, whole and cut along one dim."""
+    for index in sorted(set(graph.alike)):
+        dims = graph.ops[index].dims
+        whole = tuple(dim.size for dim in dims)
+        yield index, whole, False
+        for d, dim in enumerate(dims):
+            for cut in CUTS[1:]:
+                if dim.size >= cut and dim.kind != "attribute":
+                    extents = (*whole[:d], dim.size // cut, *whole[d + 1 :])
+                    yield index, extents, dim.combinable
+
+
+def op_rows(graph: OperatorGraph, costs: ss.MeasuredCosts, kind: str) -> list[list[Any]]:
+    asked = list(questions(graph))
+    costs.prepare(graph, asked, kind)
+    rows = []
+    for index, extents, combines in asked:
+        times = costs.times(graph, index, extents, kind, combines)
+        rows.append([graph.ops[index].name, list(extents), combines, *astuple(times)])
+    return rows
+
+
+def step_row(model: str, batch: int, dtype: str) -> dict[str, float] | None:
+    """Forward and backward in milliseconds, until the GPU is done and until the host is; with Adam's step, and the most
+    bytes held. None where it does not fit."""
+    try:
+        return _step_row(model, batch, dtype)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _step_row(model: str, batch: int, dtype: str) -> dict[str, float]:
+    work = load_workload(Request(model, batch, dtype=dtype)).on(torch.device("cuda"))
+    optimizer = torch.optim.AdamW(work.model.parameters(), lr=1e-5)
+    torch.cuda.reset_peak_memory_stats()
+
+    def forward_backward() -> None:
+        work.compute_loss(*work.batch).backward()
+
+    def whole() -> None:
+        forward_backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    _, whole_ms = _timed(whole)
+    peak = torch.cuda.max_memory_allocated()
+    host_ms, step_ms = _timed(lambda: (forward_backward(), optimizer.zero_grad(set_to_none=True)))
+    return {"step_ms": step_ms, "host_ms": host_ms, "with_adam_ms": whole_ms, "peak_bytes": peak}
+
+
+def _timed(step: Callable[[], object]) -> tuple[float, float]:
+    """Median milliseconds until the call returned, and until the device was done."""
+    found = []
+    for _ in range(STEPS):
         torch.cuda.synchronize()
-        took = time.perf_counter() - start
-        if took > least:
-            return took / count
-        count = max(2 * count, int(count * least / max(took, 1e-6)))
-
-
-def both_ways(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[float, float]:
-    """Forward, and forward with backward less forward."""
-    leaves = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
-    wanted = [x for x in leaves if x.requires_grad]
-    output = function(*leaves)
-    gradient = torch.ones_like(output)
-    forward = timed(lambda: function(*leaves))
-    whole = timed(lambda: torch.autograd.grad(function(*leaves), wanted, gradient))
-    return forward, whole - forward
-
-
-def rand(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=dtype) * 0.1
-
-
-def products(dtype: torch.dtype) -> Any:
-    for m, n, k in itertools.product((64, 512, 4096), (64, 512, 4096), (64, 512, 4096)):
-        yield "linear", [m, n, k], both_ways(F.linear, rand(m, k, dtype=dtype), rand(n, k, dtype=dtype))
-    for b, m in ((12, 1024), (96, 128), (96, 1024)):
-        x, y = rand(b, m, 64, dtype=dtype), rand(b, 64, m, dtype=dtype)
-        yield "bmm", [b, m, m, 64], both_ways(torch.bmm, x, y)
-
-
-def convolutions(dtype: torch.dtype) -> Any:
-    for n, c, size, kernel in itertools.product((4, 16, 64), (64, 192, 512), (14, 35, 56), (1, 3)):
-        x, w = rand(n, c, size, size, dtype=dtype), rand(c, c, kernel, kernel, dtype=dtype)
-        yield "conv2d", [n, c, size, kernel], both_ways(lambda x, w: F.conv2d(x, w, padding=w.shape[-1] // 2), x, w)
-
-
-def others(dtype: torch.dtype) -> Any:
-    for count in (2**12, 2**16, 2**20, 2**24, 2**27):
-        x, y = rand(count // 1024, 1024, dtype=dtype), rand(count // 1024, 1024, dtype=dtype)
-        yield "add", [count], both_ways(torch.add, x, y)
-        yield "relu", [count], both_ways(F.relu, x)
-        yield "softmax", [count], both_ways(lambda x: F.softmax(x, -1), x)
-        yield "layer_norm", [count], both_ways(lambda x: F.layer_norm(x, (1024,)), x)
-    for n, c, size in ((64, 64, 56), (64, 256, 56), (16, 512, 14), (64, 512, 28)):
-        x = rand(n, c, size, size, dtype=dtype)
-        yield "batch_norm", [n, c, size], both_ways(lambda x: F.batch_norm(x, None, None, training=True), x)
-        yield "max_pool2d", [n, c, size], both_ways(lambda x: F.max_pool2d(x, 3, 2, 1), x)
-    for batch, hidden in itertools.product((4, 16, 64, 256), (256, 1024, 2048)):
-        cell = nn.LSTMCell(hidden, hidden).cuda().to(dtype)
-        states = [rand(batch, hidden, dtype=dtype) for _ in range(3)]
-        weights = [w.detach() for w in cell.parameters()]
-        run = lambda x, h, c, *w: torch.lstm_cell(x, (h, c), *w)[0]  # noqa: E731
-        yield "lstm_cell", [batch, hidden], both_ways(run, *states, *weights)
-    for b, length in ((1, 1024), (8, 1024), (8, 128), (8, 4096)):
-        q, k, v = (rand(b, 12, length, 64, dtype=dtype) for _ in range(3))
-        attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
-        yield "attention", [b, 12, length, 64], both_ways(attend, q, k, v)
-    ids = torch.randint(0, 50_000, (8, 1024), device="cuda")
-    yield "embedding", [8192, 768], both_ways(F.embedding, ids, rand(50_000, 768, dtype=dtype))
-    logits = rand(8192, 50_257, dtype=dtype)
-    yield "cross_entropy", [8192, 50_257], both_ways(lambda x: F.cross_entropy(x, ids.view(-1)), logits)
-
-
-def zoo(name: str) -> tuple[nn.Module, Any, Any]:
-    """A model of the zoo, its batch and its loss, without the package around it."""
-    if "soapstone" not in sys.modules:
-        package = types.ModuleType("soapstone")
-        package.__path__ = [str(Path(__file__).parents[1] / "src" / "soapstone")]
-        sys.modules["soapstone"] = package
-    catalogue, data = import_module("soapstone.zoo.catalogue"), import_module("soapstone.zoo.data")
-    entry = catalogue.ENTRIES["resnet-101" if name == "resnet-50" else name]
-    sizes = entry.sizes | MODELS[name]
-    module, _, kind = entry.model.partition(".")
-    own = {key: size for key, size in sizes.items() if key not in entry.data_only}
-    model = getattr(import_module(f"soapstone.zoo.{module}"), kind)(**own).cuda()
-    inputs, target = data.DATA[entry.data](entry.batch, sizes)
-    return model, (*(x.cuda() for x in inputs), target.cuda()), data.LOSSES[entry.loss]
-
-
-def whole_model(name: str, dtype: str) -> list[float]:
-    model, (*inputs, target), loss = zoo(name)
-
-    def forward() -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "bfloat16"):
-            found: torch.Tensor = loss(model(*inputs), target)
-            return found
-
-    def step() -> None:
-        model.zero_grad()
-        forward().backward()  # type: ignore[no-untyped-call]
-
-    return [timed(forward, 0.3), timed(step, 0.5)]
+        begun = perf_counter()
+        step()
+        returned = perf_counter()
+        torch.cuda.synchronize()
+        found.append(((returned - begun) * 1e3, (perf_counter() - begun) * 1e3))
+    host, done = zip(*found[2:])
+    return median(host), median(done)
 
 
 def main() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
+    path, chosen = Path(sys.argv[1]), sys.argv[2:] or MODELS
+    kind = ss.Topology.detect().devices[0].kind
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "ops": [],
-        "models": [],
-    }
-    for name, dtype in DTYPES.items():
-        for kind, sizes, (forward, backward) in itertools.chain(products(dtype), convolutions(dtype), others(dtype)):
-            found["ops"].append([name, kind, sizes, forward, backward])
-        for model in MODELS:
-            try:
-                found["models"].append([name, model, *whole_model(model, name)])
-            except RuntimeError as error:
-                found["models"].append([name, model, str(error).split("\n")[0]])
-            torch.cuda.empty_cache()
-            print(found["models"][-1], flush=True)
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": str(date.today()), "models": []
+    }  # fmt: skip
+    for name in PRECISIONS:
+        with precision(name) as dtype:
+            for model in chosen:
+                begun = perf_counter()
+                graph = load_graph(Request(model, dtype=dtype))
+                batch = ss.zoo.entry(model).batch
+                row = {"model": model, "precision": name, "batch": batch, "ops": op_rows(graph, costs_of(), kind)}
+                row["steps"] = {cut: step_row(model, batch // cut, dtype) for cut in CUTS}
+                found["models"].append(row)
+                path.write_text(json.dumps(found))
+                print(name, model, len(row["ops"]), "ops", f"{perf_counter() - begun:.1f} s", row["steps"], flush=True)
+                torch.cuda.empty_cache()
+
+
+def costs_of() -> ss.MeasuredCosts:
+    return ss.MeasuredCosts("cuda", rounds=5, batch_ms=1.0)
 
 
 if __name__ == "__main__":

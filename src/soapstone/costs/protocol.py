@@ -12,12 +12,17 @@ from ..graph import OperatorGraph
 @dataclass(frozen=True, slots=True)
 class OpTimes:
     """Nanoseconds of one part. Where the op combines, `finish_*` is the work after the combine and the others the
-    work before it; where it does not, `forward` and `backward` are all of it."""
+    work before it; where it does not, `forward` and `backward` are all of it. `launch_*` is what the host takes to
+    launch each, while the device works on what was launched before; nothing where the device is the host."""
 
     forward: int
     backward: int
     finish_forward: int = 1
     finish_backward: int = 1
+    launch_forward: int = 0
+    launch_backward: int = 0
+    launch_finish_forward: int = 0
+    launch_finish_backward: int = 0
 
 
 Question = tuple[int, tuple[int, ...], bool]  # an op, a part's extents, and whether it combines

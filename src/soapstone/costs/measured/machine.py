@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ import torch
 from ...errors import SoapstoneError
 from ...parts import freed_memory_kept
 from ...topology.detection import is_kind, kind_of
+from .clocks import Clock, GpuClock, HostClock
 
-FORMAT = 2  # raise it where the same question gets another answer
+FORMAT = 3  # raise it where the same question gets another answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,9 @@ class Machine:
         beside = f", {self.beside} processes beside it" if self.beside else ""
         return f"{FORMAT} {self.type} {self.name}, {self.threads} threads{beside}, torch {torch.__version__}"
 
-    @property
-    def wait(self) -> Callable[[], None]:
-        """Returns when the device has done all that was launched on it."""
-        return torch.cuda.synchronize if self.type == "cuda" else lambda: None
+    def clock(self) -> Clock:
+        """What times the device."""
+        return GpuClock() if self.type == "cuda" else HostClock()
 
     def check_kind(self, kind: str) -> None:
         """Raise SoapstoneError unless a topology's devices of that kind are this one."""
@@ -75,7 +75,15 @@ def this_machine(device: str, threads: int, beside: int = 0) -> Machine:
     if not torch.cuda.is_available():
         raise SoapstoneError("torch finds no CUDA device here; measure on 'cpu', or use analytic costs")
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return Machine("cuda", f"{found.name} with {found.multi_processor_count} multiprocessors", 1)  # MPS lends some
+    units = f"{found.multi_processor_count} multiprocessors"  # MPS lends some of them
+    return Machine("cuda", f"{found.name} with {units}{_precision()}", 1)
+
+
+def _precision() -> str:
+    """What differs from how PyTorch computes in float32 by default."""
+    products = ", products in TF32" if torch.backends.cuda.matmul.allow_tf32 else ""
+    convolutions = "" if torch.backends.cudnn.allow_tf32 else ", convolutions without TF32"
+    return products + convolutions
 
 
 def _cpu_name() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple
 
 from ...errors import SoapstoneError
 from ...graph import OperatorGraph
@@ -79,7 +80,7 @@ class MeasuredCosts(PreparedCosts):
         key = f"update {optimizer}"
         if not self._remembers(key, _is_update):
             with neighbours(self.machine.beside), self.machine.in_use():
-                self._keep({key: measured_update(optimizer, self.pace, self.machine.wait)})
+                self._keep({key: measured_update(optimizer, self.pace, self.machine.clock())})
         launch, per_element = self._known[key]
         return int(launch), per_element
 
@@ -90,9 +91,8 @@ class MeasuredCosts(PreparedCosts):
             trials = [Trial(graph, question) for question in questions]
             engine = engine_alone()
             things = [engine, *(timed for trial in trials for timed in trial.timed)]
-            time_all(things, self.pace, self.machine.wait, report)
-        found = [trial.times(engine) for trial in trials]
-        return [(t.forward, t.backward, t.finish_forward, t.finish_backward) for t in found]
+            time_all(things, self.pace, self.machine.clock(), report)
+        return [astuple(trial.times(engine)) for trial in trials]
 
     def _remembers(self, key: str, fits: Callable[[Numbers], bool]) -> bool:
         if key not in self._known and key in self._stored and fits(self._stored[key]):
@@ -128,7 +128,7 @@ def _waves(graph: OperatorGraph, missing: dict[str, Question]) -> Iterator[list[
 
 
 def _is_times(numbers: Numbers) -> bool:
-    return len(numbers) == 4 and all(type(n) is int and 0 < n < 2**43 for n in numbers)
+    return len(numbers) == 8 and all(type(n) is int and 0 <= n < 2**43 for n in numbers)
 
 
 def _is_update(numbers: Numbers) -> bool:

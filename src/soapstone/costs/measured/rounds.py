@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter_ns
+
+from .clocks import Clock, Sample
 
 LEAST_ROUNDS = 3
 
@@ -31,58 +32,47 @@ class Timed:
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call, self.repeats = call, 1
-        self.samples: list[float] = []  # ns of one call
-        self.host_shares: list[float] = []  # of that, until the calls returned; the rest is waiting for the device
+        self.samples: list[Sample] = []
 
     @property
-    def nanoseconds(self) -> float:
-        return median(self.samples)
+    def device(self) -> float:
+        """Nanoseconds of one call."""
+        return median(sample.device for sample in self.samples)
 
     @property
-    def waits_for_host(self) -> bool:
-        """Whether the device is done as soon as the host has launched its work."""
-        return median(self.host_shares) > 0.9
+    def host(self) -> float:
+        """Nanoseconds that another thread takes to launch one."""
+        return median(sample.host for sample in self.samples)
 
-    def sample(self, wait: Callable[[], None]) -> None:
-        call = self.call
-        begun = perf_counter_ns()
-        for _ in range(self.repeats):
-            call()
-        returned = perf_counter_ns()
-        wait()
-        spent = max(perf_counter_ns() - begun, 1)
-        self.samples.append(spent / self.repeats)
-        self.host_shares.append((returned - begun) / spent)
+    def sample(self, clock: Clock) -> None:
+        self.samples.append(clock.sample(self.call, self.repeats))
 
     def is_done(self, pace: Pace) -> bool:
-        spent = sum(self.samples) * self.repeats
+        spent = sum(map(max, self.samples)) * self.repeats
         return len(self.samples) >= min(LEAST_ROUNDS, pace.rounds) and spent > pace.longest_ns
 
-    def begin(self, pace: Pace, wait: Callable[[], None]) -> None:
+    def begin(self, pace: Pace, clock: Clock) -> None:
         """Warm up, and see how many calls make a batch."""
-        self.sample(wait)
-        while self.samples[-1] * self.repeats < pace.batch_ns / 4:
-            self.repeats *= 4
-            self.sample(wait)
-        self.repeats = max(1, round(pace.batch_ns / self.samples[-1]))
-        self.samples, self.host_shares = [], []
+        self.sample(clock)
+        while max(self.samples[-1]) * self.repeats < pace.batch_ns / 4 and self.repeats < clock.most_calls:
+            self.repeats = min(4 * self.repeats, clock.most_calls)
+            self.sample(clock)
+        self.repeats = max(1, min(round(pace.batch_ns / max(self.samples[-1])), clock.most_calls))
+        self.samples = []
 
 
 def time_all(
-    things: Sequence[Timed],
-    pace: Pace,
-    wait: Callable[[], None],
-    progress: Callable[[float], None] = lambda _: None,
+    things: Sequence[Timed], pace: Pace, clock: Clock, progress: Callable[[float], None] = lambda _: None
 ) -> None:
     """Fill the samples of all of them. `progress` hears the share of the rounds that are done."""
     with _undisturbed():
         for timed in things:
-            timed.begin(pace, wait)
+            timed.begin(pace, clock)
         for number in range(pace.rounds):
             progress(number / pace.rounds)
             for timed in things:
                 if not timed.is_done(pace):
-                    timed.sample(wait)
+                    timed.sample(clock)
 
 
 @contextmanager

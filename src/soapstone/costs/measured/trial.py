@@ -40,12 +40,15 @@ class Stage:
     def timed(self) -> list[Timed]:
         return [self.forward] if self.backward is None else [self.forward, self.backward]
 
-    def nanoseconds(self, engine: Timed) -> tuple[int, int]:
-        """A run of parts is differentiated by one call, so what a call takes before it does anything is no part's."""
-        backward = 1.0 if self.backward is None else self.backward.nanoseconds
-        if self.backward is not None and self.backward.waits_for_host:
-            backward -= engine.nanoseconds
-        return max(1, round(self.forward.nanoseconds)), max(1, round(backward))
+    def on_device(self, engine: Timed) -> tuple[int, int]:
+        """Forward and backward. A run of parts is differentiated by one call, so what a call takes before it does
+        anything is no part's."""
+        backward = 0.0 if self.backward is None else self.backward.device - engine.device
+        return max(1, round(self.forward.device)), max(1, round(backward))
+
+    def on_host(self, engine: Timed) -> tuple[int, int]:
+        backward = 0.0 if self.backward is None else self.backward.host - engine.host
+        return round(self.forward.host), max(0, round(backward))
 
 
 class Trial:
@@ -71,7 +74,9 @@ class Trial:
         return [timed for stage in self.stages for timed in stage.timed]
 
     def times(self, engine: Timed) -> OpTimes:
-        return OpTimes(*(ns for stage in self.stages for ns in stage.nanoseconds(engine)))
+        (forward, backward), *finish = [stage.on_device(engine) for stage in self.stages]
+        launches = [ns for stage in self.stages for ns in stage.on_host(engine)]
+        return OpTimes(forward, backward, *(finish[0] if finish else (1, 1)), *launches)
 
 
 def engine_alone() -> Timed:

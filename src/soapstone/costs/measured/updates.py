@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from ...errors import SoapstoneError, meant
+from .clocks import Clock
 from .rounds import Pace, Timed, time_all
 
 COUNT = 16  # tensors
@@ -21,15 +22,15 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def measured_update(optimizer: str, pace: Pace, wait: Callable[[], None]) -> tuple[int, float]:
+def measured_update(optimizer: str, pace: Pace, clock: Clock) -> tuple[int, float]:
     """Raises SoapstoneError for an unknown optimizer."""
     if optimizer not in _OPTIMIZERS:
         remedy = meant(optimizer, _OPTIMIZERS, f"there are {', '.join(_OPTIMIZERS)}")
         raise SoapstoneError(f"no costs for optimizer {optimizer!r}; {remedy}")
     small, large = (Timed(_step(optimizer, size)) for size in (SMALL, LARGE))
-    time_all([small, large], pace, wait)
-    slope = (large.nanoseconds - small.nanoseconds) / (COUNT * (LARGE - SMALL))
-    return max(1, round(small.nanoseconds)), max(slope, 0.0)
+    time_all([small, large], pace, clock)
+    slope = (large.device - small.device) / (COUNT * (LARGE - SMALL))
+    return max(1, round(small.device)), max(slope, 0.0)
 
 
 def _step(optimizer: str, size: int) -> Callable[[], object]:
