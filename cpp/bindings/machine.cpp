@@ -22,13 +22,13 @@ std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const 
   return {to_pairs(holds), latency};
 }
 
-using TimesTuple = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+using TimesTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, int32_t>;
 
 void set_times(soapstone::Times& self, OpIndex op, const std::vector<int32_t>& degrees, int32_t kind,
                const std::vector<TimesTuple>& times) {
   std::vector<soapstone::PartTimes> by_extents;
-  for (const auto& [forward, backward, finish_forward, finish_backward] : times)
-    by_extents.push_back({forward, backward, finish_forward, finish_backward});
+  for (const auto& of_part : times)
+    by_extents.push_back(std::apply([](auto... numbers) { return soapstone::PartTimes{numbers...}; }, of_part));
   self.set(op, degrees, kind, std::move(by_extents));
 }
 
@@ -63,7 +63,9 @@ void bind_times(nb::module_& m) {
           nb::arg("op"), nb::arg("degrees"), "The distinct extents of an op's parts.")
       .def("has", &Times::has, nb::arg("op"), nb::arg("degrees"), nb::arg("kind"))
       .def("set", set_times, nb::arg("op"), nb::arg("degrees"), nb::arg("kind"), nb::arg("times"),
-           "Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents.");
+           "Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents, then "
+           "what "
+           "a host takes to launch each.");
   using soapstone::Machine;
   nb::class_<Machine>(m, "Machine")
       .def(

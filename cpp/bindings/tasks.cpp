@@ -175,6 +175,9 @@ void bind_task_graph(nb::module_& m) {
                    nb::rv_policy::automatic)
       .def_prop_ro("hold_durations",
                    hold_column<int64_t>([](size_t, const soapstone::Hold& hold) { return hold.duration; }),
+                   nb::rv_policy::automatic)
+      .def_prop_ro("hold_launches",
+                   hold_column<int64_t>([](size_t, const soapstone::Hold& hold) { return hold.launch; }),
                    nb::rv_policy::automatic);
 }
 

@@ -26,9 +26,12 @@ void Accepted::progress_at(Position position, By<Resource, Progress>& progress) 
     progress.assign(graph_.totals.work.size(), {});
   for (const Position i : range(point ? point->position : Position(0), position)) {
     const Slot slot = order_[i];
-    graph_.pool.tasks[slot].each_hold([&](const Hold& hold) {
-      auto& [free, served] = progress[hold.resource];
-      free = std::max(ready_[slot], free) + hold.duration;
+    const Task& task = graph_.pool.tasks[slot];
+    const int64_t start = launch(task, ready_[slot], progress);
+    task.each_hold([&](const Hold& hold) {
+      auto& [free, served, launched] = progress[hold.resource];
+      if (!hold.is_busy()) return;
+      free = std::max(start, free) + hold.duration;
       served += hold.duration;
     });
   }
@@ -51,9 +54,10 @@ void Accepted::resize(size_t num_slots) {
   position_.resize(num_slots, none);
   ready_.resize(num_slots);
   end_.resize(num_slots);
+  slot_lead_.resize(num_slots, never_launched);
 }
 
-void Accepted::commit(Position cut, Stretch& played, const By<Slot, Served>& served) {
+void Accepted::commit(Position cut, Stretch& played, const By<Slot, Served>& served, const By<Slot, int64_t>& leads) {
   for (const auto& run : graph_.changes().gone)
     for (const Slot slot : run.slots()) position_[slot] = none;
   order_.resize(cut.value);
@@ -65,6 +69,7 @@ void Accepted::commit(Position cut, Stretch& played, const By<Slot, Served>& ser
     position_[slot] = i;
     ready_[slot] = served[slot].ready;
     end_[slot] = served[slot].end;
+    slot_lead_[slot] = graph_.pool.tasks[slot].launches ? leads[slot] : never_launched;
     latest_[i] = std::max(latest_before(i), served[slot].end);
   }
   while (!checkpoints_.empty() && checkpoints_.back().position >= cut) checkpoints_.pop_back();
@@ -73,9 +78,16 @@ void Accepted::commit(Position cut, Stretch& played, const By<Slot, Served>& ser
     checkpoints_.push_back(std::move(point));
   }
   makespan_ = played.latest;
+  find_leads();
   find_reach(cut);
   find_reaching();
   find_loss();
+}
+
+void Accepted::find_leads() {
+  lead_.resize(order_.size() + 1);
+  lead_[past()] = never_launched;
+  for (Position i = past(); i-- > Position(0);) lead_[i] = std::min(lead_[i + 1], slot_lead_[order_[i]]);
 }
 
 void Accepted::find_reach(Position cut) {

@@ -25,6 +25,10 @@ class Accepted {
   int64_t ready(Slot slot) const { return ready_[slot]; }
   int64_t end(Slot slot) const { return end_[slot]; }
   int64_t makespan() const { return makespan_; }
+  // The least that tasks from a position on were launched before they could start otherwise, or less; negative where
+  // one waited for its host.
+  int64_t lead(Position position) const { return lead_[position]; }
+  int64_t lead_of(Slot slot) const { return slot_lead_[slot]; }
   int64_t latest_before(Position position) const { return position == Position(0) ? 0 : latest_[position - 1]; }
   // The last position that waits for the one at a position.
   Position reach(Position position) const { return reach_[position]; }
@@ -51,9 +55,10 @@ class Accepted {
     int64_t ready, end;
   };
   // Replaces all from a position on by what was played.
-  void commit(Position cut, Stretch& played, const By<Slot, Served>& served);
+  void commit(Position cut, Stretch& played, const By<Slot, Served>& served, const By<Slot, int64_t>& leads);
 
  private:
+  void find_leads();
   void find_reach(Position cut);
   void find_reaching();
   void find_loss();
@@ -61,7 +66,8 @@ class Accepted {
   TaskGraph& graph_;
   By<Position, Slot> order_;
   By<Slot, Position> position_;
-  By<Slot, int64_t> ready_, end_;
+  By<Slot, int64_t> ready_, end_, slot_lead_;
+  By<Position, int64_t> lead_;
   By<Position, Position> reach_;
   By<Position, int64_t> latest_;  // end so far
   std::vector<Checkpoint> checkpoints_;

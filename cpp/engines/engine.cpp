@@ -20,7 +20,7 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
 }
 
 void Engine::commit() {
-  accepted_.commit(play_.cut, play_.main, play_.served);
+  accepted_.commit(play_.cut, play_.main, play_.served, play_.leads);
   resume_.commit();
   delta_.commit();
   rollback();

@@ -17,6 +17,7 @@ class Play {
   Stretch main;             // what was played in the end, after all before `cut`
   Position cut;             // the accepted play holds up to this one
   By<Slot, Served> served;  // when
+  By<Slot, int64_t> leads;  // how long before it could start otherwise each was launched; negative where it waited
   int64_t num_served = 0;   // tasks that the engine went through
 
   void reset();
@@ -41,6 +42,7 @@ class Play {
 
  private:
   int64_t hold(Stretch& stretch, const Task& task, int64_t ready);
+  int64_t hold_launched(Stretch& stretch, Slot slot, int64_t ready);
   static int64_t least_at(const Stretch& stretch, int64_t now);
 
   const Accepted& accepted_;
@@ -54,7 +56,7 @@ class Play {
 inline int64_t Play::hold(Stretch& stretch, const Task& task, int64_t ready) {
   int64_t served = ready, least = stretch.least;
   task.each_hold([&](const Hold& hold) {
-    auto& [free, left] = stretch.resources[hold.resource];
+    auto& [free, left, launched] = stretch.resources[hold.resource];
     free = std::max(ready, free) + hold.duration;
     left -= hold.duration;
     served = std::max(served, free);
@@ -66,7 +68,7 @@ inline int64_t Play::hold(Stretch& stretch, const Task& task, int64_t ready) {
 
 inline bool Play::serve(Stretch& stretch, Slot slot, int64_t ready, int64_t limit, const Bounds& bounds) {
   const Task& task = graph.pool.tasks[slot];
-  const int64_t end = hold(stretch, task, ready);
+  const int64_t end = task.launches ? hold_launched(stretch, slot, ready) : hold(stretch, task, ready);
   stretch.least = std::max(stretch.least, end + bounds.tail(task.tail));
   if (stretch.least > limit) return false;
   served[slot] = {ready, end};

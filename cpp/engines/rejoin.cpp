@@ -8,7 +8,7 @@ namespace soapstone {
 bool Rejoin::rejoins(Stretch& stretch, Look& look, const Ready& next, const Bounds& bounds) {
   const size_t num_served = stretch.order.size();
   look.next = num_served + 1 + num_served / (2 * spacing_);
-  const Moment now{accepted_.position(next.slot), next.ready, next.ready - accepted_.ready(next.slot)};
+  Moment now{accepted_.position(next.slot), next.ready, next.ready - accepted_.ready(next.slot)};
   if (now.position == none || graph_.updates.has(next.slot) || !shifted_lately(stretch, now)) return false;
   if (look.settled == none) find_settled(stretch, look);
   if (now.position < look.settled) {
@@ -25,6 +25,7 @@ bool Rejoin::rejoins(Stretch& stretch, Look& look, const Ready& next, const Boun
     stretch.least = std::max(stretch.least, stretch.latest);
   }
   look.rest = now;
+  stretch.lead = std::min(stretch.lead, led(accepted_.lead(now.position), now.shift - now.launched));
   return true;
 }
 
@@ -62,13 +63,17 @@ void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
       look.num_fresh += both || (phase_of(graph_.pool.tasks[slot].key) == forward_phase) == forward;
 }
 
-bool Rejoin::resources_rejoin(const Stretch& stretch, const Moment& now) {
+// Hosts must be later by the same shift, or so far ahead that none is waited for.
+bool Rejoin::resources_rejoin(const Stretch& stretch, Moment& now) {
   accepted_.progress_at(now.position, progress_);
+  Launched launched;
   for (const Resource i : progress_.indices()) {
     const int64_t was_free = std::max(progress_[i].free, now.time - now.shift);
     if (std::max(stretch.resources[i].free, now.time) != was_free + now.shift) return false;
+    launched.see(stretch.resources[i].launched - progress_[i].launched, graph_.machine.topology.is_device(i));
   }
-  return true;
+  now.launched = launched.most;
+  return launched.allows(now.shift, accepted_.lead(now.position));
 }
 
 // Whether just the accepted tasks before the position were served, less those that are gone, and all new ones; and
@@ -176,16 +181,17 @@ bool Rejoin::serve_updates(Stretch& stretch, Look& look, const Moment& now) {
 Checkpoint Rejoin::shifted(const Checkpoint& point, const Stretch& stretch, int64_t shift) const {
   Checkpoint copy{Position(stretch.order.size()), point.progress, {}, {}};
   for (const Resource i : copy.progress.indices()) {
-    auto& [free, served] = copy.progress[i];
+    auto& [free, served, launched] = copy.progress[i];
     const bool was_used = free != progress_[i].free;  // since that moment
     free = was_used ? free + shift : stretch.resources[i].free;
     served += stretch.whole[i] - stretch.resources[i].left - progress_[i].served;
+    launched += stretch.resources[i].launched - progress_[i].launched;
   }
   return copy;
 }
 
 void Rejoin::append_rest(Stretch& stretch, Look& look) {
-  const auto& [position, time, shift] = look.rest;
+  const auto& [position, time, shift, launched] = look.rest;
   if (position == none) return;
   accepted_.progress_at(position, progress_);
   const auto& checkpoints = accepted_.checkpoints();
@@ -209,6 +215,7 @@ void Rejoin::append_rest(Stretch& stretch, Look& look) {
     if (moves) continue;
     stretch.order.push_back(slot);
     play_.served[slot] = {next.ready, accepted_.end(slot) + shift};
+    play_.leads[slot] = led(accepted_.lead_of(slot), shift - launched);
   }
   for (; update != look.updates.end(); ++update) stretch.order.push_back(update->slot);
 }

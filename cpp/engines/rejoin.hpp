@@ -16,6 +16,7 @@ class Rejoin {
   struct Moment {  // before the task at a position of the accepted order is served
     Position position = none;
     int64_t time = 0, shift = 0;  // now, and how much later that is than it was
+    int64_t launched = 0;         // how much later hosts have launched all so far, at most
   };
   // What is known of one stretch.
   struct Look {
@@ -48,7 +49,7 @@ class Rejoin {
 
   bool shifted_lately(const Stretch& stretch, const Moment& now) const;
   void find_settled(const Stretch& stretch, Look& look) const;
-  bool resources_rejoin(const Stretch& stretch, const Moment& now);
+  bool resources_rejoin(const Stretch& stretch, Moment& now);
   bool tasks_rejoin(const Stretch& stretch, const Look& look, const Moment& now) const;
   bool serve_updates(Stretch& stretch, Look& look, const Moment& now);
   Checkpoint shifted(const Checkpoint& point, const Stretch& stretch, int64_t shift) const;

@@ -34,7 +34,12 @@ Resume::Outcome Resume::run(int64_t limit, const Bounds& bounds) {
   if (play_.cut == accepted_.past()) play_.cut = {};
   if (play_.cut == Position(0)) change_ = 0;
   const bool halves = play_.cut <= accepted_.loss() && touch_.has_halves();
-  const Outcome outcome = halves ? run_halves(limit, bounds) : run_whole(limit, bounds);
+  if (halves) {
+    const auto [outcome, apart] = run_halves(limit, bounds);
+    play_.restore();
+    if (apart) return outcome;
+  }
+  const Outcome outcome = run_whole(limit, bounds);
   play_.restore();
   return outcome;
 }
@@ -52,22 +57,23 @@ Resume::Outcome Resume::run_whole(int64_t limit, const Bounds& bounds) {
 }
 
 // Backward is played as if the loss ended when it did.
-Resume::Outcome Resume::run_halves(int64_t limit, const Bounds& bounds) {
+Resume::Halves Resume::run_halves(int64_t limit, const Bounds& bounds) {
   Stretch& forward = play_.main;
   forward.whole.resize(graph_.totals.before.size());
   for (const Resource i : forward.whole.indices()) forward.whole[i] = graph_.totals.before[i] + bounds.after_loss();
   play_.start(forward, Half::before_loss, play_.cut, accepted_.loss() + 1);
   forward.calendar.reset(change_, std::max(accepted_.makespan(), bounds.bound()), play_.served.size());
   look_ = {};
-  if (!seed(change_)) return Outcome::starts_earlier;
+  if (!seed(change_)) return {Outcome::starts_earlier};
   const int64_t change = std::min(touch_.first_change(accepted_.loss()), accepted_.makespan());
   const Position to = std::max(accepted_.position_at(change), accepted_.loss() + 1);
-  if (!start_backward(to, change)) return Outcome::starts_earlier;
-  if (!serve_in_turns(to, limit, bounds)) return Outcome::passes_limit;
+  if (!start_backward(to, change)) return {Outcome::starts_earlier};
+  if (!serve_in_turns(to, limit, bounds)) return {Outcome::passes_limit, backward_.lead >= 0};
+  if (!hosts_are_ahead()) return {Outcome::done, false};
   rejoin_.append_rest(forward, look_);
   rejoin_.append_rest(backward_, backward_look_);
   append_backward(to);
-  return Outcome::done;
+  return {Outcome::done};
 }
 
 // Each half is held against what the other takes at least.
@@ -111,16 +117,34 @@ bool Resume::start_backward(Position to, int64_t change) {
   return give_from(backward_, accepted_.loss(), to, change);
 }
 
+// Whether backward, which was played as if forward had taken as long as it did, is the same where it begins now.
+bool Resume::hosts_are_ahead() {
+  const Stretch& forward = play_.main;
+  const Position loss = accepted_.loss();
+  const bool rejoined = look_.rest.position != none;
+  shift_ = rejoined ? look_.rest.shift : play_.served[accepted_.slot(loss)].end - accepted_.loss_end();
+  accepted_.progress_at(rejoined ? look_.rest.position : loss + 1, progress_);
+  launched_ = {};
+  launched_by_.resize(progress_.size());
+  for (const Resource i : progress_.indices()) {
+    launched_by_[i] = forward.resources[i].launched - progress_[i].launched;
+    launched_.see(launched_by_[i], graph_.machine.topology.is_device(i));
+  }
+  return launched_.allows(shift_, std::min(backward_.lead, accepted_.lead(loss + 1)));
+}
+
 // Backward comes after forward, and between them what was skipped.
 void Resume::append_backward(Position to) {
   Stretch& forward = play_.main;
   const Position loss = accepted_.loss();
-  const int64_t shift = play_.served[accepted_.slot(loss)].end - accepted_.loss_end();
   const Position begin(forward.order.size());
   const int32_t num_skipped = to - loss - 1;
   const auto later = [&](Checkpoint& point, int32_t by) -> Checkpoint& {
     point.position += by;
-    for (auto& progress : point.progress) progress.free += shift;
+    for (const Resource i : point.progress.indices()) {
+      point.progress[i].free += shift_;
+      point.progress[i].launched += launched_by_[i];
+    }
     return point;
   };
   for (const auto& point : accepted_.checkpoints()) {
@@ -132,16 +156,18 @@ void Resume::append_backward(Position to) {
   }
   for (auto& point : backward_.checkpoints)
     forward.checkpoints.push_back(std::move(later(point, begin.value + num_skipped)));
-  const auto add = [&](Slot slot, int64_t ready, int64_t end) {
+  const auto add = [&](Slot slot, int64_t ready, int64_t end, int64_t lead) {
     forward.order.push_back(slot);
-    play_.served[slot] = {ready + shift, end + shift};
+    play_.served[slot] = {ready + shift_, end + shift_};
+    play_.leads[slot] = led(lead, shift_ - launched_.most);
   };
   for (const Position i : range(loss + 1, to)) {
     const Slot slot = accepted_.slot(i);
-    add(slot, accepted_.ready(slot), accepted_.end(slot));
+    add(slot, accepted_.ready(slot), accepted_.end(slot), accepted_.lead_of(slot));
   }
-  for (const Slot slot : backward_.order) add(slot, play_.served[slot].ready, play_.served[slot].end);
-  forward.latest = backward_.latest + shift;
+  for (const Slot slot : backward_.order)
+    add(slot, play_.served[slot].ready, play_.served[slot].end, play_.leads[slot]);
+  forward.latest = backward_.latest + shift_;
 }
 
 // What waits at the cut: all that is ready at the start, or for all of whose predecessors the times are known.

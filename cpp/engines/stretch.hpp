@@ -2,6 +2,7 @@
 // there on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -9,12 +10,33 @@
 
 namespace soapstone {
 
+constexpr int64_t never_launched = INT64_MAX;  // the lead of a task without a host
+
+// A lead that grows or shrinks.
+constexpr int64_t led(int64_t lead, int64_t by) { return lead == never_launched ? lead : lead + by; }
+
+// How much later hosts have launched all up to some moment than in another play.
+struct Launched {
+  int64_t least = INT64_MAX, most = INT64_MIN;
+
+  void see(int64_t later, bool is_device) {
+    if (!is_device) return;
+    least = std::min(least, later);
+    most = std::max(most, later);
+  }
+  // Whether what follows is shifted like all else: hosts are, too, or nothing waits for them, in either play.
+  bool allows(int64_t shift, int64_t lead) const {
+    return (least == shift && most == shift) || (lead >= 0 && most - shift <= lead);
+  }
+};
+
 enum class Half : int32_t { both, before_loss, after_loss };
 
 // What a resource has done at some moment.
 struct Progress {
-  int64_t free = 0;    // when it can serve the next task
-  int64_t served = 0;  // ns
+  int64_t free = 0;      // when it can serve the next task
+  int64_t served = 0;    // ns
+  int64_t launched = 0;  // when its host has launched all so far
 };
 
 // Many gradient sums lead to one update, and to nothing else: how many ended, and the latest end.
@@ -34,6 +56,7 @@ struct Checkpoint {
 struct Stretch {
   struct Load {
     int64_t free, left;  // when a resource is free, and what it has still to serve
+    int64_t launched;    // when its host has launched all so far
   };
 
   explicit Stretch(TaskPool& pool) : calendar(pool) {}
@@ -48,6 +71,7 @@ struct Stretch {
   int64_t latest = 0;                   // end so far
   int64_t least = 0;                    // a lower bound of the end, with what surely follows
   int64_t given = 0;                    // the latest end from before `begin` that something waits for, but for sums
+  int64_t lead = never_launched;        // the least that a task was launched before it could start otherwise
   size_t next_checkpoint = 0;
   Slot stop = none;  // the task that ends it, where one does
   bool done = false;

@@ -9,11 +9,14 @@ namespace soapstone {
 namespace {
 
 // Serves a row's holds, and says when the first of them starts.
-int64_t start_holds(const TaskRow& row, int64_t ready, By<Resource, int64_t>& free, int64_t* hold_start) {
+int64_t start_holds(const TaskRow& row, const Task& task, int64_t ready, By<Resource, Progress>& resources,
+                    int64_t* hold_start) {
+  const int64_t launched = launch(task, ready, resources);
   int64_t start = row.holds.empty() ? ready : INT64_MAX;
-  for (const auto& [resource, duration] : row.holds) {
-    *hold_start = std::max(ready, free[resource]);
-    free[resource] = *hold_start + duration;
+  for (const Hold& hold : row.holds) {
+    int64_t& free = resources[hold.resource].free;
+    *hold_start = hold.is_busy() ? std::max(launched, free) : launched;
+    if (hold.is_busy()) free = *hold_start + hold.duration;
     start = std::min(start, *hold_start++);
   }
   return start;
@@ -23,9 +26,10 @@ int64_t start_holds(const TaskRow& row, int64_t ready, By<Resource, int64_t>& fr
 
 Timeline timeline_of(Listing& listing) {
   TaskGraph& graph = listing.graph();
-  By<Resource, int64_t> free(graph.machine.topology.num_resources());
+  const By<Resource, int64_t> none_idle(graph.machine.topology.num_resources());
+  By<Resource, Progress> resources(none_idle.size());
   Bounds bounds;
-  bounds.hold(graph, nullptr, 0, {free, free}, INT64_MAX);
+  bounds.hold(graph, nullptr, 0, {none_idle, none_idle}, INT64_MAX);
   Engine engine(graph);
   engine.play(Method::full, INT64_MAX, bounds);
 
@@ -41,7 +45,8 @@ Timeline timeline_of(Listing& listing) {
     timeline.order.push_back(row);
     timeline.ready[row] = ready;
     timeline.end[row] = end;
-    timeline.start[row] = start_holds(listing.tasks[row], ready, free, timeline.hold_start.data() + first_hold[row]);
+    timeline.start[row] = start_holds(listing.tasks[row], graph.pool.tasks[slot], ready, resources,
+                                      timeline.hold_start.data() + first_hold[row]);
   });
   timeline.makespan = engine.makespan();
   return timeline;

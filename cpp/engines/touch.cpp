@@ -16,7 +16,8 @@ void each_slot(const std::vector<SlotRun>& runs, Visit visit) {
 }  // namespace
 
 bool Touch::has_halves() const {
-  return accepted_.loss() != none && graph_.loss.separates() && accepted_.slot(accepted_.loss()) == graph_.loss.task();
+  return accepted_.loss() != none && graph_.loss.separates() &&
+         accepted_.slot(accepted_.loss()) == graph_.loss.task() && accepted_.lead(accepted_.loss() + 1) >= 0;
 }
 
 int64_t Touch::first_input() {

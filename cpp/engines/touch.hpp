@@ -22,7 +22,7 @@ class Touch {
   int64_t first_arrival(OpIndex op) const;
   // Whether a gradient sum or an update has lost all that it waited for.
   bool waits_for_nothing() const;
-  // Whether the loss parts the tasks as it did before.
+  // Whether the loss parts the tasks as it did before, and backward does not wait for its hosts.
   bool has_halves() const;
 
  private:

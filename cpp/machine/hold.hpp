@@ -1,4 +1,5 @@
-// What a task keeps busy: a device or one direction of a link, for so long.
+// What a task keeps busy: a device or one direction of a link, for so long. A device may have a host, a thread that
+// launches its work one by one and runs ahead of it.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,12 @@ constexpr Resource resource_of(Device device) { return Resource(device.value); }
 constexpr Device device_of(Resource resource) { return Device(resource.value); }
 
 struct Hold {
+  constexpr Hold(Resource of, int64_t busy, int32_t launching = 0) : resource(of), launch(launching), duration(busy) {}
+
+  bool is_busy() const { return duration > 0 || launch == 0; }
+
   Resource resource;
+  int32_t launch;    // ns of the device's host; where it launches but the duration is 0, the device is not kept busy
   int64_t duration;  // ns
 };
 

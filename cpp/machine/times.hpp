@@ -10,6 +10,7 @@ namespace soapstone {
 // Nanoseconds of one part; `finish_*` are the steps after a combine and count only where there are any.
 struct PartTimes {
   int64_t forward = 1, backward = 1, finish_forward = 1, finish_backward = 1;
+  int32_t launch_forward = 0, launch_backward = 0, launch_finish_forward = 0, launch_finish_backward = 0;
 };
 
 class Times {

@@ -46,7 +46,7 @@ class OpBuilder {
   OpBuilder(TaskGraph& graph, OpIndex op, const OpState& state, OpBlock& block, int32_t count)
       : graph_(graph), op_(op), state_(state), block_(block), writer_(graph.pool, block, count) {}
 
-  void computes(Role role, int64_t PartTimes::* time, By<Part, Slot>& slots) {
+  void computes(Role role, int64_t PartTimes::* time, int32_t PartTimes::* launch, By<Part, Slot>& slots) {
     const auto& [configuration, layout, unused] = state_;
     const bool finish = role == role_finish_forward || role == role_finish_backward;
     const bool back = role >= role_finish_backward;
@@ -63,8 +63,9 @@ class OpBuilder {
         times = &graph_.times.of(op_, layout->degrees, device_kind);
         known_kind = device_kind;
       }
-      const int64_t duration = std::max<int64_t>((*times)[layout->extents.of_part[part]].*time, 1);
-      block_.holds.push_back({resource_of(device), duration});
+      const PartTimes& of_part = (*times)[layout->extents.of_part[part]];
+      const int64_t duration = std::max<int64_t>(of_part.*time, 1);
+      block_.holds.push_back({resource_of(device), duration, of_part.*launch});
       const uint64_t key = graph_.key(back, op_, kind, finish, part.value, device.value);
       slots[part] = writer_.add(key, 0, graph_.tail_of(op_, role)).slot;
       least = std::min(least, duration);
@@ -149,16 +150,20 @@ std::unique_ptr<OpBlock> OpBlocks::make_block(OpIndex op, const OpState& state) 
   if (finishes)
     for (const Part part : layout.parts()) count += block->first_on_device[part] == part;
   OpBuilder builder(graph_, op, state, *block, back ? 2 * count : count);
-  builder.computes(role_forward, &PartTimes::forward, block->forward);
+  builder.computes(role_forward, &PartTimes::forward, &PartTimes::launch_forward, block->forward);
   if (layout.combines) builder.combines(role_combine_forward, block->combine_forward);
   block->num_before = block->holds.size();
-  if (finishes) builder.computes(role_finish_forward, &PartTimes::finish_forward, block->finish_forward);
+  if (finishes)
+    builder.computes(role_finish_forward, &PartTimes::finish_forward, &PartTimes::launch_finish_forward,
+                     block->finish_forward);
   if (op != graph_.loss.op()) block->num_before = block->holds.size();
   block->first_after = block->num_before;
   if (back) {
-    if (finishes) builder.computes(role_finish_backward, &PartTimes::finish_backward, block->finish_backward);
+    if (finishes)
+      builder.computes(role_finish_backward, &PartTimes::finish_backward, &PartTimes::launch_finish_backward,
+                       block->finish_backward);
     if (layout.combines) builder.combines(role_combine_backward, block->combine_backward);
-    builder.computes(role_backward, &PartTimes::backward, block->backward);
+    builder.computes(role_backward, &PartTimes::backward, &PartTimes::launch_backward, block->backward);
   }
   builder.finish();
   return block;

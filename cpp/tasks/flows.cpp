@@ -42,7 +42,7 @@ bool FlowBlocks::route(ChangeSet& changes, int64_t limit, const Idle* idle) {
 void FlowBlocks::count(const FlowBlock& block, int64_t sign) {
   auto& totals = graph_.totals;
   const auto add = [&](By<Resource, int64_t>& to, const std::vector<Hold>& sums) {
-    for (const auto& [resource, duration] : sums) {
+    for (const auto& [resource, launch, duration] : sums) {
       to[resource] += sign * duration;
       totals.work[resource] += sign * duration;
     }

@@ -35,6 +35,14 @@ int32_t size_of(int32_t count) {
 
 }  // namespace
 
+namespace {
+
+bool any_launches(const Hold* holds, int32_t count) {
+  return std::any_of(holds, holds + count, [](const Hold& hold) { return hold.launch > 0; });
+}
+
+}  // namespace
+
 Slot TaskPool::take(int32_t count) {
   if (count == 0) return {};
   const int32_t size = size_of(count);
@@ -63,6 +71,7 @@ void TaskPool::write(Slot slot, uint64_t key, int32_t tail, const std::vector<Ho
   task.holds = holds.data() + trip.begin;
   task.num_holds = trip.end - trip.begin;
   if (task.num_holds > 0) task.first = *task.holds;
+  task.launches = any_launches(task.holds, task.num_holds);
 }
 
 Trip Trip::of(const std::vector<Hold>& holds, size_t begin, int64_t latency) {
@@ -106,6 +115,7 @@ BlockWriter::Added BlockWriter::add(uint64_t key, int64_t latency, int32_t tail)
   task.tail = tail;
   task.num_holds = static_cast<int32_t>(block_.holds.size() - begins_.back());
   if (task.num_holds > 0) task.first = block_.holds[begins_.back()];
+  task.launches = any_launches(block_.holds.data() + begins_.back(), task.num_holds);
   const Trip trip = Trip::of(block_.holds, begins_.back(), latency);
   begins_.push_back(block_.holds.size());
   return {slot, trip.time};

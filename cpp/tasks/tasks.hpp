@@ -2,6 +2,7 @@
 // depends on changes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
@@ -33,7 +34,8 @@ struct alignas(64) Task {
   const Hold* holds = nullptr;
   const Slot* next = nullptr;  // the tasks that wait for this one
   int32_t num_holds = 0, num_next = 0;
-  int32_t tail = 0;  // which of the bounds' tails follows it
+  int32_t tail = 0;       // which of the bounds' tails follows it
+  bool launches = false;  // a host has to launch it
 
   template <typename Visit>
   void each_hold(Visit visit) const {
@@ -41,6 +43,22 @@ struct alignas(64) Task {
     for (int32_t i = 1; i < num_holds; ++i) visit(holds[i]);
   }
 };
+
+static_assert(sizeof(Task) == 64);
+
+// When a task that is ready can start: once its hosts, where it has any, have launched it, after all that they launched
+// before.
+template <typename Resources>
+int64_t launch(const Task& task, int64_t ready, Resources& resources) {
+  if (!task.launches) return ready;
+  int64_t start = ready;
+  task.each_hold([&](const Hold& hold) {
+    auto& launched = resources[hold.resource].launched;
+    launched += hold.launch;
+    start = std::max(start, launched);
+  });
+  return start;
+}
 
 // A message's holds in its block, once it is a task, and its time with nothing in its way: what its slowest resource
 // takes, and the latency. Often the way out of one node is as slow as the way into another.

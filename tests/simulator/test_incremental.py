@@ -42,6 +42,24 @@ def test_engines_agree_on_every_task_of_every_proposal(name: str, text: str) -> 
     same_as_fresh(sim)
 
 
+@pytest.mark.parametrize("launching", [0.1, 0.6, 1.0, 3.0])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_engines_agree_where_tasks_wait_for_their_hosts(name: str, launching: float) -> None:
+    """From hosts that are far ahead of their devices to some that hold up everything."""
+    text = TOPOLOGIES[len(name) % len(TOPOLOGIES)]
+    sim = start(name, text, seed=1, bucket_bytes=2000, launching=launching)
+    rng = random.Random(launching)
+    for number, changes in enumerate(islice(moves(name, text, 5), PROPOSALS // 2)):
+        if number == PROPOSALS // 6:
+            sim.native.look_closely()
+        makespan = play_all(sim, changes)
+        assert sim.propose(changes, limit=makespan - 1) is None
+        assert sim.propose(changes, limit=makespan) == makespan
+        sim.accept() if rng.random() < 0.3 else sim.reject()
+        if number % 25 == 0:
+            same_as_fresh(sim)
+
+
 @pytest.mark.parametrize("name", ["inception-v3", "nmt"])
 def test_engines_agree_on_64_devices(name: str) -> None:
     sim = start(name, "k80:16x4", seed=0)

@@ -19,6 +19,7 @@ from soapstone import _core
 from soapstone.graph import ITEM_SIZES, Op
 from soapstone.simulator import BACKWARD, COMBINE, FORWARD, SYNC, TRANSFER, UPDATE, Simulation
 from tests.support.bruteforce import Expected, ExpectedFlow, OpReads
+from tests.support.chains import Launching
 from tests.support.models import CASES
 from tests.support.reference import ReferenceTask, play_reference
 
@@ -443,15 +444,27 @@ def test_a_parameter_without_gradient_is_not_synced() -> None:
 # ---- times ----
 
 
+def launches_of(sim: ss.Simulation) -> list[tuple[int, ...]]:
+    """Of each task, what the hosts of what it holds take."""
+    first = np.searchsorted(sim.native.hold_rows, np.arange(len(sim.tasks) + 1))
+    return [tuple(sim.native.hold_launches[a:b].tolist()) for a, b in pairwise(first)]
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("spec", [*(f"cpu:1x{n}" for n in range(1, 9)), "p100:1x4", "p100:2x4"])
 def test_the_timeline_is_the_references(name: str, spec: str) -> None:
     graph, topology = captured(name), ss.Topology.parse(spec)
     for seed in range(SEEDS):
-        strategy, training = ss.baselines.random(graph, topology, seed=seed), ss.Training(bucket_bytes=seed * 64)
+        strategy = ss.baselines.random(graph, topology, seed=seed)
+        training = ss.Training(Launching(seed % 3 / 2), bucket_bytes=seed * 64)
         sim = ss.simulate(graph, topology, strategy, training=training)
-        tasks = task_list(sim)
-        times = play_reference([ReferenceTask(t.key, tuple(t.holds), t.latency, tuple(t.after)) for t in tasks])
+        tasks, launches = task_list(sim), launches_of(sim)
+        times = play_reference(
+            [
+                ReferenceTask(task.key, tuple(task.holds), task.latency, tuple(task.after), launches[row])
+                for row, task in enumerate(tasks)
+            ]
+        )
         for row, (task, time) in enumerate(zip(sim.tasks, times)):
             assert (task["ready"], task["start"], task["end"]) == (time.ready, time.start, time.end), (seed, row)
             assert tuple(start for _, start, _ in sim.resources(row)) == time.hold_starts, (seed, row)

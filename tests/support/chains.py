@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from math import log
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import soapstone as ss
+from soapstone.costs import OpTimes
 from soapstone.graph import OperatorGraph
 from soapstone.simulator import ENGINES
 
@@ -81,10 +83,33 @@ def configurations(name: str, text: str) -> dict[str, list[ss.Configuration]]:
     return {op.name: space.configurations(op.name) for op in graph.ops}
 
 
-def start(name: str, text: str, seed: int, bucket_bytes: int = 0, **options: bool) -> ss.Simulator:
+class Launching(ss.AnalyticCosts):
+    """Devices with hosts, which take about `share` of an op's own time to launch it: more for some ops than for others,
+    and less in backward, so that some tasks wait for their hosts and others do not."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def times(
+        self, graph: OperatorGraph, index: int, extents: tuple[int, ...], device_kind: str, combines: bool
+    ) -> OpTimes:
+        found = super().times(graph, index, extents, device_kind, combines)
+        share = self.share * (0.5 + len(graph.ops[index].name) * 37 % 97 / 97)
+        return replace(
+            found,
+            launch_forward=int(share * found.forward),
+            launch_backward=int(share / 2 * found.backward),
+            launch_finish_forward=int(share * found.finish_forward),
+            launch_finish_backward=int(share * found.finish_backward),
+        )
+
+
+def start(
+    name: str, text: str, seed: int, bucket_bytes: int = 0, launching: float = 0.0, **options: bool
+) -> ss.Simulator:
     graph, topology = graph_of(name), ss.Topology.parse(text)
     strategies = (ss.baselines.data_parallel(graph, topology), ss.baselines.random(graph, topology, seed=seed))
-    training = ss.Training(bucket_bytes=bucket_bytes)
+    training = ss.Training(Launching(launching) if launching else ss.AnalyticCosts(), bucket_bytes=bucket_bytes)
     return ss.Simulator(graph, topology, strategies[seed % 2], training=training, **options)
 
 

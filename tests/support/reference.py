@@ -1,7 +1,8 @@
 """Algorithm 1 of the paper in plain Python, written for reading: what the compiled core is held against.
 
     ready    = max end of the predecessors, or 0
-    a resource serves tasks in increasing (ready, key): start there = max(ready, when the resource is free)
+    a host launches a task once it has launched all that its device serves before, from 0 on
+    a resource serves tasks in increasing (ready, key): start there = max(ready, launched, when the resource is free)
     end      = max (start + duration) over the holds + latency;  start = min start over the holds
 
 A task without holds starts when ready and ends after its latency.
@@ -18,6 +19,7 @@ class ReferenceTask:
     holds: tuple[tuple[int, int], ...]  # (resource, duration)
     latency: int
     predecessors: tuple[int, ...]  # places in the list
+    launches: tuple[int, ...] = ()  # what the host of each hold's resource takes, 0 for those that have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,20 @@ def play_reference(tasks: Sequence[ReferenceTask]) -> list[ReferenceTimes]:
             readers[predecessor].append(place)
 
     free: dict[int, int] = {}
+    launched: dict[int, int] = {}
     done: dict[int, ReferenceTimes] = {}
     queue = [(0, task.key, place) for place, task in enumerate(tasks) if not task.predecessors]
     heapify(queue)
     while queue:
         ready, _, place = heappop(queue)
         hold_starts = []
+        begin = ready
+        for (resource, _), launch in zip(tasks[place].holds, tasks[place].launches):
+            if launch:
+                launched[resource] = launched.get(resource, 0) + launch
+                begin = max(begin, launched[resource])
         for resource, duration in tasks[place].holds:
-            hold_starts.append(max(ready, free.get(resource, 0)))
+            hold_starts.append(max(begin, free.get(resource, 0)))
             free[resource] = hold_starts[-1] + duration
         ends = [start + duration for start, (_, duration) in zip(hold_starts, tasks[place].holds)]
         end = max(ends, default=ready) + tasks[place].latency

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 
 from .. import _core
 from ..costs import Costs, OpTimes, PreparedCosts, Question, unheard
@@ -15,7 +16,9 @@ from ..topology import Topology
 from .training import Training, check_training
 
 LONGEST = 2**43  # ns of one task: far from overflow in sums
+LONGEST_LAUNCH = 2**31
 
+_Numbers = tuple[int, int, int, int, int, int, int, int]
 Wanted = tuple[int, Sequence[int], Sequence[int]]  # an op, its degrees, and devices
 
 
@@ -48,7 +51,7 @@ class KnownTimes:
         self.native = _core.Times(graph.native, list(self.asks_for))
         names = list(dict.fromkeys(device.kind for device in topology.devices))
         self.names, self.kinds = names, [names.index(device.kind) for device in topology.devices]
-        self._asked: dict[tuple[int, tuple[int, ...], int, bool], tuple[int, int, int, int]] = {}
+        self._asked: dict[tuple[int, tuple[int, ...], int, bool], _Numbers] = {}
 
     def fill(self, index: int, degrees: Sequence[int], devices: Sequence[int]) -> None:
         """Make sure that the times of an op's parts on these devices are known."""
@@ -84,16 +87,20 @@ class KnownTimes:
                     found.setdefault(kind, {}).update(dict.fromkeys(self._questions(index, degrees)))
         return {kind: list(questions) for kind, questions in found.items()}
 
-    def _ask(self, index: int, extents: tuple[int, ...], combines: bool, kind: int) -> tuple[int, int, int, int]:
+    def _ask(self, index: int, extents: tuple[int, ...], combines: bool, kind: int) -> _Numbers:
         key = (index, extents, kind, combines)
         if key not in self._asked:
             times = self.costs.times(self.graph, index, extents, self.names[kind], combines)
             name = self.graph.ops[index].name
             if not isinstance(times, OpTimes):
                 raise SoapstoneError(f"the costs give op {name!r} {times!r}; OpTimes are needed")
-            found = (times.forward, times.backward, times.finish_forward, times.finish_backward)
-            if not all(isinstance(ns, int) and 0 <= ns < LONGEST for ns in found):
-                raise SoapstoneError(f"the costs give op {name!r} {found}; whole nanoseconds below 2^43 are needed")
+            found: _Numbers = astuple(times)
+            if not all(isinstance(ns, int) and 0 <= ns < LONGEST for ns in found[:4]):
+                raise SoapstoneError(f"the costs give op {name!r} {found[:4]}; whole nanoseconds below 2^43 are needed")
+            if not all(isinstance(ns, int) and 0 <= ns < LONGEST_LAUNCH for ns in found[4:]):
+                raise SoapstoneError(
+                    f"launching op {name!r} takes {found[4:]}; whole nanoseconds below 2^31 are needed"
+                )
             self._asked[key] = found
         return self._asked[key]
 
