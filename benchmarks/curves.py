@@ -1,4 +1,4 @@
-"""What the zoo's ops and whole training steps take on this GPU: what the analytic costs are fitted to, and held against.
+"""What the zoo's ops and training steps take on this GPU: what analytic costs are fitted to and held against.
 
 python -m benchmarks.curves OUT.json [MODEL ...]
 

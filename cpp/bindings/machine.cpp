@@ -38,9 +38,14 @@ void bind_topology(nb::module_& m) {
   nb::class_<Link>(m, "Link").def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool, double>(),
                                   nb::arg("source"), nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"),
                                   nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"), nb::arg("summing"));
+  using soapstone::Host;
+  nb::class_<Host>(m, "Host", "What messages cost the thread that sends, receives or takes part in a sum; ns.")
+      .def(nb::init<int64_t, int64_t, int64_t, bool>(), nb::arg("send"), nb::arg("receive"), nb::arg("sum"),
+           nb::arg("is_ahead"));
   nb::class_<Topology>(m, "Topology")
-      .def(nb::init<int32_t, int32_t, By<Device, int32_t>, std::vector<Link>>(), nb::arg("num_devices"),
-           nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"))
+      .def(nb::init<int32_t, int32_t, By<Device, int32_t>, std::vector<Link>, By<Device, Host>>(),
+           nb::arg("num_devices"), nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"),
+           nb::arg("hosts"))
       .def_prop_ro("num_devices", &Topology::num_devices)
       .def_prop_ro("num_resources", &Topology::num_resources)
       .def("route", &Topology::route, nb::arg("source"), nb::arg("target"))

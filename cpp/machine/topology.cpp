@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t largest = int64_t{1} << 53;          // bytes, bytes/s, ns of a hold: whole numbers in a double
 constexpr int64_t largest_latency = int64_t{1} << 40;  // ns, some 18 minutes: far from overflow in sums over hops
+constexpr int64_t largest_launch = INT32_MAX;          // ns
 constexpr int64_t routing_bytes = 1 << 20;
 
 using Wide = unsigned __int128;
@@ -43,11 +44,21 @@ int64_t at_least_one(int64_t latency, int64_t longest) { return longest + latenc
 }  // namespace
 
 Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device,
-                   std::vector<Link> links)
-    : num_devices_(num_devices), node_of_device_(std::move(node_of_device)), links_(std::move(links)) {
+                   std::vector<Link> links, By<Device, Host> hosts)
+    : num_devices_(num_devices),
+      node_of_device_(std::move(node_of_device)),
+      links_(std::move(links)),
+      hosts_(std::move(hosts)) {
   if (num_devices < 1 || num_switches < 0) throw std::invalid_argument("a topology has at least one device");
   if (node_of_device_.size() != static_cast<size_t>(num_devices)) {
     throw std::invalid_argument("node_of_device needs one entry a device");
+  }
+  if (hosts_.empty()) hosts_.resize(num_devices);
+  if (hosts_.size() != static_cast<size_t>(num_devices)) throw std::invalid_argument("hosts need one entry a device");
+  for (const Host& host : hosts_) {
+    for (const int64_t ns : {host.send, host.receive, host.sum})
+      if (ns < 0 || ns > largest_launch) throw std::invalid_argument("a host's time is out of range");
+    kind_of_host_.try_emplace(host, static_cast<int32_t>(kind_of_host_.size()));
   }
   const int32_t num_vertices = num_devices + num_switches;
   edges_.resize(num_vertices);
@@ -142,19 +153,23 @@ Topology::Routes Topology::find_routes(Device source) const {
       routes.resources.push_back(steps[vertex].resource);
     }
     std::reverse(routes.resources.begin() + begin, routes.resources.end());
-    const int32_t shape = shape_of({routes.resources.begin() + begin, routes.resources.end()}, kinds);
-    if (!shapes_[shape].overlap)
+    const int32_t shape =
+        shape_of({routes.resources.begin() + begin, routes.resources.end()}, hosts_[source], hosts_[device], kinds);
+    if (shapes_[shape].costs_ends())
       routes.resources.insert(routes.resources.end(), {resource_of(source), resource_of(device)});
     routes.to.push_back({begin, shape});
   }
   return routes;
 }
 
-int32_t Topology::shape_of(std::span<const Resource> resources, std::vector<int32_t>& kinds) const {
-  kinds.clear();
+int32_t Topology::shape_of(std::span<const Resource> resources, const Host& from, const Host& to,
+                           std::vector<int32_t>& kinds) const {
+  kinds = {kind_of_host_.at(from), kind_of_host_.at(to)};
   for (const Resource resource : resources) kinds.push_back(kind_of_link_[link_index(resource)]);
   if (const auto at = shape_index_.find(kinds); at != shape_index_.end()) return at->second;
   Shape& shape = shapes_.emplace_back();
+  shape.from = from;
+  shape.to = to;
   for (const Resource resource : resources) {
     shape.links.push_back(link_index(resource));
     shape.latency += link(resource).latency;
@@ -185,12 +200,25 @@ void Topology::measure(const Shape& shape, int64_t bytes, Size& size) const {
     size.longest = std::max(size.longest, duration);
     size.durations.push_back(duration);
   }
-  if (!shape.overlap) {
-    size.durations.insert(size.durations.end(), 2, size.longest);
-    size.last_slowest = static_cast<int32_t>(size.durations.size()) - 1;
-  }
+  if (shape.costs_ends()) measure_ends(shape, size);
   size.latency = at_least_one(shape.latency, size.longest);
   size.bytes = bytes;
+}
+
+void Topology::measure_ends(const Shape& shape, Size& size) const {
+  const int64_t at_least = shape.overlap ? 0 : size.longest;
+  const std::array<std::pair<int64_t, bool>, 2> ends{
+      {{shape.from.send, shape.from.is_ahead}, {shape.to.receive, shape.to.is_ahead}}};
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const auto [time, is_ahead] = ends[i];
+    const int64_t duration = std::max(at_least, is_ahead ? 0 : time);
+    const auto place = static_cast<int32_t>(size.durations.size());
+    if (duration > size.longest) size.slowest = place;
+    if (duration > 0 && duration >= size.longest) size.last_slowest = place;
+    size.longest = std::max(size.longest, duration);
+    size.launches[i] = is_ahead ? static_cast<int32_t>(time) : 0;
+    size.durations.push_back(duration);
+  }
 }
 
 int64_t Topology::transfer(Device from, Device to, int64_t bytes, std::vector<Hold>& holds) const {
@@ -198,7 +226,12 @@ int64_t Topology::transfer(Device from, Device to, int64_t bytes, std::vector<Ho
   check_device(to);
   check_bytes(bytes);
   const auto [resources, size] = way(from, to, bytes);
-  for (size_t i = 0; i < size.durations.size(); ++i) holds.push_back({resources[i], size.durations[i]});
+  const size_t num_links = size.durations.size() - (shapes_[routes_from(from).to[to].shape].costs_ends() ? 2 : 0);
+  for (size_t i = 0; i < size.durations.size(); ++i) {
+    const int32_t launch = i < num_links ? 0 : size.launches[i - num_links];
+    if (i < num_links || launch > 0 || size.durations[i] > 0)
+      holds.push_back({resources[i], size.durations[i], launch});
+  }
   return size.latency;
 }
 
@@ -213,10 +246,17 @@ int64_t Topology::all_reduce(std::span<const Device> devices, int64_t bytes, std
   const Message& chosen = prefer_tree ? by_tree : by_ring;
   const Pattern& pattern = prefer_tree ? patterns.tree : patterns.ring;
   for (const auto& [resource, alike] : pattern.holds) holds.push_back({resource, chosen.durations[alike]});
-  if (!pattern.overlap) {
-    for (const Device device : order) holds.push_back({resource_of(device), chosen.longest});
-  }
+  hold_members(order, pattern.overlap ? 0 : chosen.longest, holds);
   return at_least_one(chosen.latency, chosen.longest);
+}
+
+void Topology::hold_members(std::span<const Device> devices, int64_t at_least, std::vector<Hold>& holds) const {
+  for (const Device device : devices) {
+    const Host& host = hosts_[device];
+    const int64_t duration = std::max(at_least, host.is_ahead ? 0 : host.sum);
+    const auto launch = static_cast<int32_t>(host.is_ahead ? host.sum : 0);
+    if (duration > 0 || launch > 0) holds.push_back({resource_of(device), duration, launch});
+  }
 }
 
 // Node by node, so that a ring enters and leaves each node once.

@@ -13,6 +13,10 @@
 // where D = ceil(log2 n), a hop counts the largest latency of the routes in use, and a message the slowest link's hold
 // for one crossing.
 // A link without overlap makes a message hold the devices at its ends, too, each for the longest of the links' holds.
+//
+// A message also costs the threads at its ends some time, each its own, however fast the links are: where a thread is
+// the device itself (a CPU's), the device is held for so long; where it is a host that runs ahead of its device, the
+// host launches for so long.
 
 #pragma once
 
@@ -35,13 +39,22 @@ struct Link {
   double summing;             // bytes/s of an all-reduce over it
 };
 
+// What messages cost the thread that sends, receives or takes part in a sum; ns.
+struct Host {
+  int64_t send = 0, receive = 0, sum = 0;
+  bool is_ahead = false;  // it is not the device itself
+
+  auto operator<=>(const Host&) const = default;
+};
+
 // Routes and the patterns of all-reduces are found at their first use and kept, so even const calls must come from one
 // thread at a time; give each thread a copy of its own.
 class Topology {
  public:
-  // The vertices are the devices 0 .. num_devices-1, then the switches. Throws std::invalid_argument on bad links
-  // or unconnected devices.
-  Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device, std::vector<Link> links);
+  // The vertices are the devices 0 .. num_devices-1, then the switches. No hosts: messages cost threads nothing. Throws
+  // std::invalid_argument on bad links or hosts, or unconnected devices.
+  Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device, std::vector<Link> links,
+           By<Device, Host> hosts = {});
 
   int32_t num_devices() const { return num_devices_; }
   auto devices() const { return range<Device>(num_devices_); }
@@ -53,7 +66,8 @@ class Topology {
   struct Size {
     int64_t bytes = -1, longest = 0, latency = 0;
     int32_t slowest = 0, last_slowest = 0;  // places in the route: the first and the last that is held longest
-    std::vector<int64_t> durations;         // by place
+    std::vector<int64_t> durations;     // by place: links, then the two devices where the message costs them anything
+    std::array<int32_t, 2> launches{};  // of these devices' hosts
   };
   // A message between two devices that are not one: the resources on its route. Good until the next call.
   struct Way {
@@ -77,21 +91,25 @@ class Topology {
     int64_t weight;
   };
   struct Route {
-    int32_t begin;  // in Routes::resources: links, and without overlap the devices at both ends
+    int32_t begin;  // in Routes::resources: links, then the devices at both ends where it costs them anything
     int32_t shape;
   };
   struct Routes {  // of one source, to every device
     By<Device, Route> to;
     std::vector<Resource> resources;
   };
-  // Routes over links of the same kinds. Messages of one tensor have few sizes, so the last ones are kept.
+  // Routes over links of the same kinds between hosts that are alike. Messages of one tensor have few sizes, so the
+  // last ones are kept.
   struct Shape {
     static constexpr int bits = 3;  // of a size's place among those that are kept
 
     std::vector<int32_t> links;
     int64_t latency = 0;
     bool overlap = true;
+    Host from, to;
     std::array<Size, 1 << bits> kept;
+
+    bool costs_ends() const { return !overlap || from.send > 0 || to.receive > 0; }
   };
   struct Step {  // the last step on the least path to a vertex
     int64_t time;
@@ -132,7 +150,10 @@ class Topology {
   std::vector<Step> least_paths(Device source) const;
   Routes find_routes(Device source) const;
   // `kinds` is memory to use.
-  int32_t shape_of(std::span<const Resource> resources, std::vector<int32_t>& kinds) const;
+  int32_t shape_of(std::span<const Resource> resources, const Host& from, const Host& to,
+                   std::vector<int32_t>& kinds) const;
+  void measure_ends(const Shape& shape, Size& size) const;
+  void hold_members(std::span<const Device> devices, int64_t at_least, std::vector<Hold>& holds) const;
   void measure(const Shape& shape, int64_t bytes, Size& size) const;
   const Routes& routes_from(Device source) const {
     if (routes_[source].to.empty()) routes_[source] = find_routes(source);
@@ -149,6 +170,8 @@ class Topology {
   int32_t num_devices_;
   By<Device, int32_t> node_of_device_;
   std::vector<Link> links_;
+  By<Device, Host> hosts_;
+  std::map<Host, int32_t> kind_of_host_;
   std::vector<int32_t> link_of_resource_;  // from the first link on
   std::vector<std::vector<Hop>> edges_;    // by vertex
   mutable By<Device, Routes> routes_;      // by source; empty until asked for

@@ -150,7 +150,7 @@ void FlowBuilder::find_gaps() {
 
 inline int64_t FlowBuilder::Tally::add(Resource resource, int64_t duration) {
   int64_t& served = served_[resource];
-  if (served == 0) resources_.push_back(resource);
+  if (served == 0 && duration > 0) resources_.push_back(resource);
   return served += duration;
 }
 

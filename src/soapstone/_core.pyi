@@ -49,8 +49,15 @@ class Graph:
 class Link:
     def __init__(self, source: int, target: int, bandwidth: float, latency: int, overhead: int, duplex: bool, overlap: bool, summing: float) -> None: ...
 
+class Host:
+    """
+    What messages cost the thread that sends, receives or takes part in a sum; ns.
+    """
+
+    def __init__(self, send: int, receive: int, sum: int, is_ahead: bool) -> None: ...
+
 class Topology:
-    def __init__(self, num_devices: int, num_switches: int, node_of_device: Sequence[int], links: Sequence[Link]) -> None: ...
+    def __init__(self, num_devices: int, num_switches: int, node_of_device: Sequence[int], links: Sequence[Link], hosts: Sequence[Host]) -> None: ...
 
     @property
     def num_devices(self) -> int: ...
@@ -77,9 +84,9 @@ class Times:
 
     def has(self, op: int, degrees: Sequence[int], kind: int) -> bool: ...
 
-    def set(self, op: int, degrees: Sequence[int], kind: int, times: Sequence[tuple[int, int, int, int]]) -> None:
+    def set(self, op: int, degrees: Sequence[int], kind: int, times: Sequence[tuple[int, int, int, int, int, int, int, int]]) -> None:
         """
-        Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents.
+        Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents, then what a host takes to launch each.
         """
 
 class Machine:
@@ -257,6 +264,9 @@ class TaskGraph:
 
     @property
     def hold_durations(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def hold_launches(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
 
 class Method(enum.Enum):
     """How a task graph is played; all find the same times."""

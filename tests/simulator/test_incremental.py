@@ -47,7 +47,7 @@ def test_engines_agree_on_every_task_of_every_proposal(name: str, text: str) -> 
 def test_engines_agree_where_tasks_wait_for_their_hosts(name: str, launching: float) -> None:
     """From hosts that are far ahead of their devices to some that hold up everything."""
     text = TOPOLOGIES[len(name) % len(TOPOLOGIES)]
-    sim = start(name, text, seed=1, bucket_bytes=2000, launching=launching)
+    sim = start(name, text, seed=1, bucket_bytes=2000, launching=launching, messages=int(launching * 5000))
     rng = random.Random(launching)
     for number, changes in enumerate(islice(moves(name, text, 5), PROPOSALS // 2)):
         if number == PROPOSALS // 6:

@@ -19,7 +19,7 @@ from soapstone import _core
 from soapstone.graph import ITEM_SIZES, Op
 from soapstone.simulator import BACKWARD, COMBINE, FORWARD, SYNC, TRANSFER, UPDATE, Simulation
 from tests.support.bruteforce import Expected, ExpectedFlow, OpReads
-from tests.support.chains import Launching
+from tests.support.chains import Launching, with_hosts
 from tests.support.models import CASES
 from tests.support.reference import ReferenceTask, play_reference
 
@@ -453,8 +453,9 @@ def launches_of(sim: ss.Simulation) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("spec", [*(f"cpu:1x{n}" for n in range(1, 9)), "p100:1x4", "p100:2x4"])
 def test_the_timeline_is_the_references(name: str, spec: str) -> None:
-    graph, topology = captured(name), ss.Topology.parse(spec)
+    graph = captured(name)
     for seed in range(SEEDS):
+        topology = with_hosts(ss.Topology.parse(spec), seed % 4 * 1000)
         strategy = ss.baselines.random(graph, topology, seed=seed)
         training = ss.Training(Launching(seed % 3 / 2), bucket_bytes=seed * 64)
         sim = ss.simulate(graph, topology, strategy, training=training)

@@ -104,10 +104,27 @@ class Launching(ss.AnalyticCosts):
         )
 
 
+def with_hosts(topology: ss.Topology, ns: int) -> ss.Topology:
+    """The same, where about so many nanoseconds of an end's thread go into each message."""
+    devices = [
+        replace(device, send=ns + 7 * number, receive=ns // 2, sum=2 * ns)
+        for number, device in enumerate(topology.devices)
+    ]
+    return ss.Topology(tuple(devices), topology.links)
+
+
 def start(
-    name: str, text: str, seed: int, bucket_bytes: int = 0, launching: float = 0.0, **options: bool
+    name: str,
+    text: str,
+    seed: int,
+    bucket_bytes: int = 0,
+    launching: float = 0.0,
+    messages: int = 0,
+    **options: bool,
 ) -> ss.Simulator:
     graph, topology = graph_of(name), ss.Topology.parse(text)
+    if messages:
+        topology = with_hosts(topology, messages)
     strategies = (ss.baselines.data_parallel(graph, topology), ss.baselines.random(graph, topology, seed=seed))
     training = ss.Training(Launching(launching) if launching else ss.AnalyticCosts(), bucket_bytes=bucket_bytes)
     return ss.Simulator(graph, topology, strategies[seed % 2], training=training, **options)

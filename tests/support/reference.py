@@ -1,7 +1,8 @@
 """Algorithm 1 of the paper in plain Python, written for reading: what the compiled core is held against.
 
     ready    = max end of the predecessors, or 0
-    a host launches a task once it has launched all that its device serves before, from 0 on
+    a host launches a task once it has launched all that its device serves before, from 0 on; where a task takes its
+               host some time but its device none, it does not wait for the device
     a resource serves tasks in increasing (ready, key): start there = max(ready, launched, when the resource is free)
     end      = max (start + duration) over the holds + latency;  start = min start over the holds
 
@@ -54,9 +55,12 @@ def play_reference(tasks: Sequence[ReferenceTask]) -> list[ReferenceTimes]:
             if launch:
                 launched[resource] = launched.get(resource, 0) + launch
                 begin = max(begin, launched[resource])
-        for resource, duration in tasks[place].holds:
-            hold_starts.append(max(begin, free.get(resource, 0)))
-            free[resource] = hold_starts[-1] + duration
+        launches = tasks[place].launches or (0,) * len(tasks[place].holds)
+        for (resource, duration), launch in zip(tasks[place].holds, launches):
+            only_launched = launch > 0 and duration == 0
+            hold_starts.append(begin if only_launched else max(begin, free.get(resource, 0)))
+            if not only_launched:
+                free[resource] = hold_starts[-1] + duration
         ends = [start + duration for start, (_, duration) in zip(hold_starts, tasks[place].holds)]
         end = max(ends, default=ready) + tasks[place].latency
         done[place] = ReferenceTimes(ready, min(hold_starts, default=ready), end, tuple(hold_starts))

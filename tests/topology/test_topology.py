@@ -198,11 +198,11 @@ def test_native_checks_what_it_is_made_of() -> None:
     good: dict[str, Any] = {"source": 0, "target": 1, "bandwidth": 1e9, "latency": 0, "overhead": 0}
     good |= {"duplex": True, "overlap": True, "summing": 1e9}
     with pytest.raises(ValueError, match="device 1 is not connected"):
-        _core.Topology(2, 0, [0, 0], [])
+        _core.Topology(2, 0, [0, 0], [], [])
     with pytest.raises(ValueError, match="at least one device"):
-        _core.Topology(0, 0, [], [])
+        _core.Topology(0, 0, [], [], [])
     with pytest.raises(ValueError, match="one entry a device"):
-        _core.Topology(2, 0, [0], [])
+        _core.Topology(2, 0, [0], [], [])
     for change in (
         {"target": 2},
         {"target": 0},
@@ -212,7 +212,22 @@ def test_native_checks_what_it_is_made_of() -> None:
         {"latency": -1},
     ):
         with pytest.raises(ValueError, match="a link"):
-            _core.Topology(2, 0, [0, 0], [_core.Link(**good | change)])
+            _core.Topology(2, 0, [0, 0], [_core.Link(**good | change)], [])
+    with pytest.raises(ValueError, match="a host's time"):
+        _core.Topology(2, 0, [0, 0], [_core.Link(**good)], [_core.Host(0, -1, 0, False)] * 2)
+
+
+@pytest.mark.parametrize(("kind", "overlap"), [("cpu", True), ("cpu", False), ("h100", True), ("h100", False)])
+def test_a_message_costs_the_threads_at_its_ends(kind: str, overlap: bool) -> None:
+    """A CPU is kept busy; a GPU's host launches, and the GPU is kept busy only where nothing overlaps."""
+    ends = [Device(name, kind, 0, 2**30, send=300, receive=200, sum=700) for name in "ab"]
+    native = Topology(tuple(ends), (Link("a", "b", 1e9, latency=5, overlap=overlap),)).native
+    least = 0 if overlap else 100  # as long as the link, which takes 1 ns for each byte
+    own = {"cpu": [(0, max(least, 300)), (1, max(least, 200))], "h100": [(0, least), (1, least)]}[kind]
+    assert native.transfer(0, 1, 100) == ([(2, 100), *own], 5)
+    assert native.transfer(1, 0, 100)[0][1:] == [(1 - device, time) for device, time in own]
+    held = [hold for hold in native.all_reduce([0, 1], 100)[0] if hold[0] < 2]
+    assert held == [(0, 700 if kind == "cpu" else least), (1, 700 if kind == "cpu" else least)]
 
 
 def test_an_all_reduce_may_have_a_bandwidth_of_its_own(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Measure how the ranks' messages travel, with this runtime's own transport, and write it down as a topology.
 
 Each pair has the line to itself: a message there and back gives its time, a burst of them what each costs the next, two
-sizes the bandwidth. A chain of tiny ops on two ranks in turns gives what a message costs the program around it: its
-segments begin and end there. All ranks together give the bandwidth of an all-reduce, and how much of it compute hides.
+sizes the bandwidth. A chain of tiny ops on two ranks in turns, against one rank alone, gives what a message costs the
+threads at its ends, whose segments begin and end there, and on CPUs how long it keeps the next op waiting. All ranks
+together give the bandwidth of an all-reduce, what it costs their threads, and how much of it compute hides.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, count
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,7 +24,6 @@ from ..strategy import Configuration, Strategy
 from ..topology import Device, Link, Topology, kind_of
 from ..tracing import Workload, capture
 from .launch import parallelize
-from .parallel import Parallel
 from .transports import Incoming, Outgoing, Transport
 
 SMALL, MIDDLE, LARGE, HUGE = 1 << 10, 1 << 20, 1 << 24, 1 << 26  # bytes; gradients are often beyond any cache
@@ -32,6 +33,15 @@ CHAIN = 16  # ops
 WARM = 3  # rounds that do not count
 _Pair = tuple[int, int, dict[int, float], float]  # two ranks, seconds one way by size, overhead
 Progress = Callable[[float, str], None]
+
+
+class _Message(NamedTuple):
+    """Seconds that a small message takes in a program, those of the threads at both its ends, and of the thread that
+    takes part in a small sum."""
+
+    wall: float
+    thread: float
+    sum: float
 
 
 @dataclass(frozen=True)
@@ -62,20 +72,26 @@ class Calibrator:
             self.progress(done / (len(pairs) + 2), f"ranks {a} and {b}")
             rows.append(self._pair(a, b))
         self.progress(len(pairs) / (len(pairs) + 2), "an all-reduce")
-        sums = {size: self._all_reduce(size) for size in (SMALL, MIDDLE, HUGE)} if pairs else {}
-        exposed = self._exposed() if pairs else 0.0
-        found = self.transport.exchange(rows)
-        message = self._message() if pairs else 0.0
+        if not pairs:
+            return Calibration(Topology(devices, ()), {}, 0.0)
+        sums = {size: self._all_reduce(size) for size in (SMALL, MIDDLE, HUGE)}
+        exposed, found, message = self._exposed(), self.transport.exchange(rows), self._message()
+        devices = tuple(self._with_thread(device, message) for device in devices)
         links = tuple(self._link(devices, found[a][i], sums, exposed, message) for i, (a, _) in enumerate(pairs))
         return Calibration(Topology(devices, links), sums, exposed)
 
+    def _with_thread(self, device: Device, message: _Message) -> Device:
+        end, total = round(message.thread / 2 * 1e9), round(message.sum * 1e9)
+        return replace(device, send=end, receive=end, sum=total)
+
     def _link(
-        self, devices: tuple[Device, ...], pair: _Pair, sums: dict[int, float], exposed: float, message: float
+        self, devices: tuple[Device, ...], pair: _Pair, sums: dict[int, float], exposed: float, message: _Message
     ) -> Link:
         a, b, one_way, overhead = pair
         bandwidth = (LARGE - MIDDLE) / max(one_way[LARGE] - one_way[MIDDLE], 1e-9)
         latency = max(one_way[SMALL] - overhead, 0.0)
-        overhead = max(overhead, message - latency)
+        if self.place.type == "cpu":  # in a program it takes longer: threads stop and start
+            latency = max(latency, message.wall - max(overhead, message.thread / 2))
         size = len(self.everyone)
         per_byte = max(sums[HUGE] - sums[MIDDLE], 1e-9) / (HUGE - MIDDLE)
         return Link(
@@ -125,22 +141,47 @@ class Calibrator:
         for pending in self.transport.round(rows[0], [], incoming):
             pending()
 
-    def _message(self) -> float:
-        """Seconds that a small message adds to a step: a chain of ops on two ranks in turns, against one rank alone."""
+    def _message(self) -> _Message:
+        """What a small message adds to a step: a chain of ops on two ranks in turns, against one rank alone."""
         model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(CHAIN))).to(self.place)
         work = Workload(model, (torch.ones(8, 8, device=self.place),), loss=_total)
         graph = capture(work.on(torch.device("cpu")))
         work.on(self.place)
         pair = Topology.parse("cpu:1x2")
-        seconds = []
+        wall, thread = list[float](), list[list[float]]()  # by chain; of the two ranks
         for turns in (False, True):
             devices = {op.name: (i % 2 if turns else 0,) for i, op in enumerate(graph.ops)}
             strategy = Strategy(graph, pair, {name: Configuration({}, where) for name, where in devices.items()})
             parallel = parallelize(
                 work, graph, pair, strategy, ranks=self.everyone[:2], transport=self.transport, device=self.place
             )
-            seconds.append(max(self.transport.exchange(self._timed(partial(_step, parallel, work), ROUNDS[MIDDLE]))))
-        return float(max(seconds[1] - seconds[0], 0.0)) / (2 * (len(graph.ops) - 1))
+            times = self._timed_with_thread(partial(parallel.step, *work.batch), ROUNDS[MIDDLE])
+            both = self.transport.exchange(times)[:2]
+            wall.append(max(each[0] for each in both))
+            thread.append([each[1] for each in both])
+        boundaries = len(graph.ops) - 1  # each is crossed forward and backward; a rank sends once and receives once
+        spent = max(statistics.mean(thread[1]) - sum(thread[0]) / 2, 0.0) / boundaries
+        return _Message(max(wall[1] - wall[0], 0.0) / (2 * boundaries), spent, self._sum_thread())
+
+    def _sum_thread(self) -> float:
+        """Seconds of the thread that takes part in a small all-reduce."""
+        tensor = torch.zeros(SMALL // 4, device=self.place)
+        act = lambda: self.transport.all_reduce(next(self._rows), tensor, self.everyone)()  # noqa: E731
+        return max(each[1] for each in self.transport.exchange(self._timed_with_thread(act, ROUNDS[SMALL])))
+
+    def _timed_with_thread(self, act: Callable[[], object], rounds: int) -> tuple[float, float]:
+        """Seconds until it is done, and of this thread. A GPU's host waits for nothing, so that the clock tells; on a
+        CPU the thread may wait for other ranks, so that what it computed tells."""
+        thread_time = time.perf_counter if self.place.type == "cuda" else time.thread_time
+        walls, threads = [], []
+        for _ in range(rounds + WARM):
+            self._meet()
+            start, begun = time.perf_counter(), thread_time()
+            act()
+            threads.append(thread_time() - begun)
+            _wait(self.place)
+            walls.append(time.perf_counter() - start)
+        return _typical(walls), _typical(threads)
 
     def _all_reduce(self, size: int) -> float:
         """The median seconds, of the slowest rank, of an all-reduce."""
@@ -197,11 +238,6 @@ def _typical(seconds: list[float]) -> float:
 
 def _total(output: torch.Tensor) -> torch.Tensor:
     return output.sum()
-
-
-def _step(parallel: Parallel, work: Workload) -> None:
-    parallel.step(*work.batch)
-    _wait(work.batch[0].device)
 
 
 def _wait(place: torch.device) -> None:

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def critical_path(native: _core.TaskGraph, timeline: _core.Timeline) -> list[int]:
-    """Walk back from the last task: to what it waited for, to what held the resource that it wanted, or to what its host
-    had to launch before it."""
+    """Walk back from the last task: to what it waited for, to what held the resource that it wanted, or to what its
+    host had to launch before it."""
     rows, resources = native.hold_rows.tolist(), native.hold_resources.tolist()
     starts, durations = timeline.hold_start.tolist(), native.hold_durations.tolist()
     ready, end = timeline.ready.tolist(), timeline.end.tolist()

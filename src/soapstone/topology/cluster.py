@@ -161,6 +161,7 @@ def _build_native(topology: Topology) -> _core.Topology:
             )
             for link in topology.links
         ],
+        [_core.Host(d.send, d.receive, d.sum, d.has_host) for d in topology.devices],
     )
 
 

@@ -11,12 +11,21 @@ _LARGEST_LATENCY = 2**40  # ns; as in the core
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where tasks run. `kind` names the row of the cost tables, `memory` is in bytes."""
+    """Where tasks run. `kind` names the row of the cost tables, `memory` is in bytes. `send`, `receive` and `sum` are
+    what a message or a sum costs the thread that issues it, in ns: a CPU's own, or a GPU's host, which runs ahead."""
 
     name: str
     kind: str
     node: int
     memory: int
+    send: int = 0
+    receive: int = 0
+    sum: int = 0
+
+    @property
+    def has_host(self) -> bool:
+        """Whether another thread launches its work."""
+        return self.kind != "cpu"
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -24,6 +33,8 @@ class Device:
         _check_name(self.kind, f"{where}: kind")
         _check_whole(self.node, f"{where}: node", least=0, most=2**31 - 1)
         _check_whole(self.memory, f"{where}: memory", least=1)
+        for name in ("send", "receive", "sum"):
+            _check_whole(getattr(self, name), f"{where}: {name}", least=0, most=2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)
