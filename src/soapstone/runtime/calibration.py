@@ -167,7 +167,7 @@ class Calibrator:
         """Seconds of the thread that takes part in a small all-reduce."""
         tensor = torch.zeros(SMALL // 4, device=self.place)
         act = lambda: self.transport.all_reduce(next(self._rows), tensor, self.everyone)()  # noqa: E731
-        return max(each[1] for each in self.transport.exchange(self._timed_with_thread(act, ROUNDS[SMALL])))
+        return float(max(each[1] for each in self.transport.exchange(self._timed_with_thread(act, ROUNDS[SMALL]))))
 
     def _timed_with_thread(self, act: Callable[[], object], rounds: int) -> tuple[float, float]:
         """Seconds until it is done, and of this thread. A GPU's host waits for nothing, so that the clock tells; on a

@@ -15,6 +15,9 @@ from ..protocol import OpTimes, Question
 from .rounds import Timed
 from .tensors import drawn_inputs
 
+COPIES = 4
+SMALL_BYTES = 2**25
+
 
 class Masks:
     """Dropout masks, each drawn once: where they come from is not timed."""
@@ -31,10 +34,10 @@ class Masks:
 
 
 class Stage:
-    """A forward and its backward, which is None where there is nothing to differentiate."""
+    """A forward, and the backward of so many copies of it, which is None where there is nothing to differentiate."""
 
-    def __init__(self, forward: Timed, backward: Timed | None) -> None:
-        self.forward, self.backward = forward, backward
+    def __init__(self, forward: Timed, backward: Timed | None, copies: int = 1) -> None:
+        self.forward, self.backward, self.copies = forward, backward, copies
 
     @property
     def timed(self) -> list[Timed]:
@@ -43,11 +46,11 @@ class Stage:
     def on_device(self, engine: Timed) -> tuple[int, int]:
         """Forward and backward. A run of parts is differentiated by one call, so what a call takes before it does
         anything is no part's."""
-        backward = 0.0 if self.backward is None else self.backward.device - engine.device
+        backward = 0.0 if self.backward is None else (self.backward.device - engine.device) / self.copies
         return max(1, round(self.forward.device)), max(1, round(backward))
 
     def on_host(self, engine: Timed) -> tuple[int, int]:
-        backward = 0.0 if self.backward is None else self.backward.host - engine.host
+        backward = 0.0 if self.backward is None else (self.backward.host - engine.host) / self.copies
         return round(self.forward.host), max(0, round(backward))
 
 
@@ -138,8 +141,26 @@ def _stage(
     forward = partial(recording.run, given, draws)
     roots = [y for y in forward() if y.requires_grad]
     wanted = [x for x in leaves if x.requires_grad]
-    differentiates = backward and roots and wanted
-    return Stage(Timed(forward), Timed(_differentiation(roots, wanted, shared)) if differentiates else None)
+    if not (backward and roots and wanted):
+        return Stage(Timed(forward), None)
+    copies = _copies(wanted)
+    for _ in range(copies - 1):
+        twins = {id(x): x if any(x is other for other in shared) else _twin(x) for x in wanted}
+        outputs = recording.run([twins.get(id(x), x) for x in given], draws)
+        roots += [y for y in outputs if y.requires_grad]
+        wanted += [twin for twin in twins.values() if not any(twin is other for other in wanted)]
+    return Stage(Timed(forward), Timed(_differentiation(roots, wanted, shared)), copies)
+
+
+def _copies(wanted: Sequence[torch.Tensor]) -> int:
+    """A GPU's segment differentiates many parts in one call, which takes its host some time of its own. For parts so
+    small that it counts, several are differentiated by one call."""
+    small = sum(x.nbytes for x in wanted) < SMALL_BYTES
+    return COPIES if small and wanted[0].is_cuda else 1
+
+
+def _twin(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().clone().requires_grad_()
 
 
 def _differentiation(
