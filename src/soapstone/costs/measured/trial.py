@@ -143,12 +143,11 @@ def _stage(
     wanted = [x for x in leaves if x.requires_grad]
     if not (backward and roots and wanted):
         return Stage(Timed(forward), None)
-    copies = _copies(wanted)
+    copies, own = _copies(wanted), list(wanted)
     for _ in range(copies - 1):
-        twins = {id(x): x if any(x is other for other in shared) else _twin(x) for x in wanted}
-        outputs = recording.run([twins.get(id(x), x) for x in given], draws)
-        roots += [y for y in outputs if y.requires_grad]
-        wanted += [twin for twin in twins.values() if not any(twin is other for other in wanted)]
+        twins = {id(x): _twin(x) for x in own if not any(x is other for other in shared)}
+        roots += [y for y in recording.run([twins.get(id(x), x) for x in given], draws) if y.requires_grad]
+        wanted += twins.values()
     return Stage(Timed(forward), Timed(_differentiation(roots, wanted, shared)), copies)
 
 
