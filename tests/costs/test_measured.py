@@ -328,7 +328,8 @@ def test_profile_measures_and_remembers(monkeypatch: pytest.MonkeyPatch, capsys:
     assert all(op["forward"] > 0 and op["analytic_backward"] > 0 for op in found["ops"])
     assert run(monkeypatch, "profile", *LENET) == 0
     out = capsys.readouterr().out
-    assert f"0 measured in 0.0 s, {found['measured']} remembered" in out
+    assert ": 0 measured in " in out
+    assert f" s, {found['measured']} remembered" in out
     assert "conv2d" in out
     assert run(monkeypatch, "profile", *LENET, "--again") == 0
     assert f"{found['measured']} measured in" in capsys.readouterr().out
