@@ -17,6 +17,7 @@ from soapstone.runtime.plan import Plan
 from soapstone.searching.elimination import least
 from soapstone.searching.methods import TEMPERATURES
 from soapstone.simulator import KnownTimes, machine_of
+from tests.support.reference import ReferenceTask, play_reference
 
 ON = ss.Configuration
 
@@ -177,3 +178,10 @@ def test_runtime(graph: ss.OperatorGraph) -> None:
         ("send", "gradient of 0[0]", 64),
         *ends,
     ]
+
+
+def test_hosts() -> None:
+    found = play_reference(
+        [ReferenceTask(i, ((0, time),), 0, (i - 1,) if i else (), (4,)) for i, time in enumerate((2, 10, 2))]
+    )
+    assert [(times.ready, times.start, times.end) for times in found] == [(0, 4, 6), (6, 8, 18), (18, 18, 20)]
