@@ -230,13 +230,16 @@ std::vector<int32_t> summing_switches(const Topology& topology, const Nodes& nod
 
 }  // namespace
 
-Pattern::Cost Pattern::cost(int64_t bytes) const {
-  int64_t longest = 0, slowest = 0;
+Pattern::Cost Pattern::cost(int64_t bytes, int64_t limit) const {
+  Cost cost{latency, 0};
   for (const Load& load : loads) {
-    longest = std::max(longest, duration(*this, load, bytes));
-    if (whole_messages > 0) slowest = std::max(slowest, load.overhead + wire_time(load.summing, bytes));
+    if (cost.sum() >= limit) break;
+    cost.longest = std::max(cost.longest, duration(*this, load, bytes));
+    if (whole_messages == 0) continue;
+    const int64_t whole = load.overhead + wire_time(load.summing, bytes);
+    cost.latency = std::max(cost.latency, latency + whole_messages * whole);
   }
-  return {latency + whole_messages * slowest, longest};
+  return cost;
 }
 
 void Pattern::hold(int64_t bytes, std::vector<Hold>& holds) const {

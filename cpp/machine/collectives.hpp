@@ -44,7 +44,8 @@ struct Pattern {
     int64_t count, in_switch;  // in `parts` of the bytes
   };
   struct Cost {
-    int64_t latency, longest;
+    int64_t latency, longest;  // longest: of the holds
+    int64_t sum() const { return latency + longest; }
   };
 
   std::vector<Load> loads;
@@ -55,7 +56,7 @@ struct Pattern {
   int64_t whole_messages = 0;  // that follow one another before the last one
   bool overlap = true;
 
-  Cost cost(int64_t bytes) const;
+  Cost cost(int64_t bytes, int64_t limit) const;             // may stop short where the sum reaches the limit
   void hold(int64_t bytes, std::vector<Hold>& holds) const;  // appends
 };
 

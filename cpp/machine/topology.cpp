@@ -209,10 +209,10 @@ int64_t Topology::collect(Collective collective, std::span<const Device> devices
   const std::vector<Device> order = node_by_node(devices);
   if (order.size() == 1) return 1;
   const Pattern* best = nullptr;
-  Pattern::Cost least{};
+  Pattern::Cost least{INT64_MAX, 0};
   for (const Pattern& pattern : patterns_of(collective, order)) {
-    const Pattern::Cost cost = pattern.cost(bytes);
-    if (best && cost.latency + cost.longest >= least.latency + least.longest) continue;
+    const Pattern::Cost cost = pattern.cost(bytes, least.sum());
+    if (cost.sum() >= least.sum()) continue;
     best = &pattern;
     least = cost;
   }

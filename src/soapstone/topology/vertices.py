@@ -32,8 +32,8 @@ class Link:
 
     Where `duplex` is false the two directions share the bandwidth; where `overlap` is false a message over this link
     keeps the devices at its ends from computing. `summing` is the bandwidth that a collective reaches, since it also
-    adds; None: the same. `sharp` is the bandwidth of an all-reduce that the switch at its end sums (NVLink SHARP); None:
-    that one does not.
+    adds; None: the same. `sharp` is the bandwidth of an all-reduce that the switch at its end sums (NVLink SHARP);
+    None: it cannot.
     """
 
     source: str
