@@ -1,6 +1,5 @@
 """Small machines whose times can be worked out by hand, and what messages over them hold."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,11 +31,15 @@ def two_nodes(**network: Any) -> Topology:
     )
 
 
-def two_rails(num_nodes: int = 2, *, inside: Mapping[str, Any] = {}, adapter: Mapping[str, Any] = {}) -> Topology:
+def two_rails(
+    num_nodes: int = 2, *, inside: dict[str, Any] | None = None, adapter: dict[str, Any] | None = None
+) -> Topology:
     """Nodes of two devices on a switch of their own, and an adapter for each device."""
     devices = tuple(make_device(f"{node}{i}", "abcd".index(node)) for node in "abcd"[:num_nodes] for i in range(2))
-    switches = tuple(Link(device.name, device.name[0].upper(), **HOST | inside) for device in devices)
-    return Topology(devices, switches + tuple(Link(device.name, "net", **NETWORK | adapter) for device in devices))
+    switches = tuple(Link(device.name, device.name[0].upper(), **HOST | (inside or {})) for device in devices)
+    return Topology(
+        devices, switches + tuple(Link(device.name, "net", **NETWORK | (adapter or {})) for device in devices)
+    )
 
 
 def as_one_node(topology: Topology) -> Topology:
