@@ -198,7 +198,7 @@ def test_gloo_and_measured_links_have_rings_and_trees(text: str) -> None:
         assert own == as_one_node(topology).native.all_reduce([0, 1, 2, 3], size)
 
 
-# By nccl-tests; the presets say where the figures are from. Bandwidths of links were set by those of one node and of one
+# By nccl-tests; the presets say where the figures are from. Bandwidths of links were set by those of one node and one
 # adapter (192 is eight of them), so that four nodes of H100 are the check.
 BUS = [("h100:1x2", 367.5), ("h100:1x8", 480), ("h100:4x8", 375), ("a100:1x8", 232.5), ("a100:4x8", 192)]
 
