@@ -18,6 +18,13 @@ int64_t duration(const Pattern& pattern, const Pattern::Load& load, int64_t byte
 
 int64_t rounds(size_t count) { return std::bit_width(count - 1); }  // ceil(log2 count)
 
+// The hop from one end of a link to the other, where a switch there sums; else none.
+const Topology::Hop* summing_hop(const Topology& topology, int32_t from, int32_t to) {
+  for (const Topology::Hop& hop : topology.hops_from(from))
+    if (hop.target == to && topology.link(hop.resource).sharp > 0) return &hop;
+  return nullptr;
+}
+
 // Counts crossings, and makes a pattern of them.
 class Crossings {
  public:
@@ -42,7 +49,8 @@ class Crossings {
   int64_t in_switch(std::span<const Device> devices, int32_t vertex, int64_t count) {
     int64_t latency = 0;
     for (const Device device : devices) {
-      const Resource up = hop(device.value, vertex).resource, down = hop(vertex, device.value).resource;
+      const Resource up = summing_hop(topology_, device.value, vertex)->resource;
+      const Resource down = summing_hop(topology_, vertex, device.value)->resource;
       for (const Resource resource : {up, down}) add(resource, {0, count});
       latency = std::max(latency, topology_.link(up).latency);
       overlap_ &= topology_.link(up).overlap;
@@ -71,10 +79,6 @@ class Crossings {
   };
 
   int32_t place(Resource resource) const { return resource.value - topology_.num_devices(); }
-  const Topology::Hop& hop(int32_t from, int32_t to) const {
-    const auto& hops = topology_.hops_from(from);
-    return *std::find_if(hops.begin(), hops.end(), [&](const Topology::Hop& hop) { return hop.target == to; });
-  }
   void add(Resource resource, Count more) {
     Count& count = counts_[place(resource)];
     if (count.summed + count.in_switch == 0) resources_.push_back(resource);
@@ -99,18 +103,12 @@ struct Nodes {
 
 constexpr int32_t no_switch = -1;
 
-// The first switch that all of these are linked to and that can sum.
+// The first switch that sums for all of these.
 int32_t summing_switch(const Topology& topology, std::span<const Device> devices) {
-  const auto sums_for = [&](Device device, int32_t vertex) {
-    const auto& hops = topology.hops_from(device.value);
-    return std::any_of(hops.begin(), hops.end(), [&](const Topology::Hop& hop) {
-      return hop.target == vertex && topology.link(hop.resource).sharp > 0;
-    });
-  };
   for (const Topology::Hop& hop : topology.hops_from(devices[0].value)) {
     if (hop.target < topology.num_devices()) continue;
-    if (std::all_of(devices.begin(), devices.end(), [&](Device device) { return sums_for(device, hop.target); }))
-      return hop.target;
+    const auto sums_for = [&](Device device) { return summing_hop(topology, device.value, hop.target) != nullptr; };
+    if (std::all_of(devices.begin(), devices.end(), sums_for)) return hop.target;
   }
   return no_switch;
 }

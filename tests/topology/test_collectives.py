@@ -1,5 +1,6 @@
 """Collectives against tables worked out by hand, and the presets against figures that others measured."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -148,6 +149,14 @@ def test_switches_sum_inside_nodes() -> None:
     topology = two_rails(inside={"sharp": 2e9}, adapter={"summing": 4e9})
     holds = dict.fromkeys(INSIDE, 752) | dict.fromkeys(ADAPTERS, 135)
     assert all_reduce(topology, [0, 1, 2, 3], 1000) == (holds, 100)
+
+
+def test_a_link_may_lead_to_a_switch_that_sums_and_to_the_network() -> None:
+    # It carries 3/2*1000 bytes at 4 bytes/ns for the switch, and a half of 500 at 1; 10 + 2*500/4 on the network.
+    topology = two_nodes(summing=4e9)
+    links = tuple(replace(link, sharp=4e9) if link.target != "net" else link for link in topology.links)
+    holds, latency = all_reduce(replace(topology, links=links), [0, 1, 2, 3], 1000)
+    assert (holds["a0→A"], holds["A→net"], latency) == (2 + 500 + 375, 260, 20 + 100)
 
 
 @pytest.mark.parametrize("half", ["reduce_scatter", "all_gather"])
