@@ -59,7 +59,7 @@ docs: setup  ## the documentation as a site, build/site/index.html; a link that 
 
 # A second environment with the core built for checking; it borrows the packages of the first.
 SANITIZED := build/sanitized
-.venv/sanitized: .venv/installed $(CORE_SOURCES)
+.venv/sanitized: .venv/installed $(CORE_SOURCES) $(shell find src -name "*.py")
 	$(PYTHON) -m venv --without-pip $(SANITIZED)
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	    > "$$($(SANITIZED)/bin/python -c 'import site; print(site.getsitepackages()[0])')/borrowed.pth"

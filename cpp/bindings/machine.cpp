@@ -15,10 +15,11 @@ std::pair<HoldPairs, int64_t> transfer(const soapstone::Topology& self, Device s
   return {to_pairs(holds), latency};
 }
 
-std::pair<HoldPairs, int64_t> all_reduce(const soapstone::Topology& self, const std::vector<Device>& devices,
+template <auto method>
+std::pair<HoldPairs, int64_t> collective(const soapstone::Topology& self, const std::vector<Device>& devices,
                                          int64_t bytes) {
   std::vector<soapstone::Hold> holds;
-  const int64_t latency = self.all_reduce(devices, bytes, holds);
+  const int64_t latency = (self.*method)(devices, bytes, holds);
   return {to_pairs(holds), latency};
 }
 
@@ -35,9 +36,10 @@ void set_times(soapstone::Times& self, OpIndex op, const std::vector<int32_t>& d
 void bind_topology(nb::module_& m) {
   using soapstone::Link;
   using soapstone::Topology;
-  nb::class_<Link>(m, "Link").def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool, double>(),
+  nb::class_<Link>(m, "Link").def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool, double, double>(),
                                   nb::arg("source"), nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"),
-                                  nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"), nb::arg("summing"));
+                                  nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"), nb::arg("summing"),
+                                  nb::arg("sharp"));
   using soapstone::Host;
   nb::class_<Host>(m, "Host", "What messages cost the thread that sends, receives or takes part in a sum; ns.")
       .def(nb::init<int64_t, int64_t, int64_t, bool>(), nb::arg("send"), nb::arg("receive"), nb::arg("sum"),
@@ -51,8 +53,12 @@ void bind_topology(nb::module_& m) {
       .def("route", &Topology::route, nb::arg("source"), nb::arg("target"))
       .def("transfer", transfer, nb::arg("source"), nb::arg("target"), nb::arg("bytes"),
            "Return ([(resource, ns), ...], latency in ns) of one message.")
-      .def("all_reduce", all_reduce, nb::arg("devices"), nb::arg("bytes"),
-           "Return ([(resource, ns), ...], latency in ns) of an all-reduce: the better of ring and tree.");
+      .def("all_reduce", collective<&Topology::all_reduce>, nb::arg("devices"), nb::arg("bytes"),
+           "Return ([(resource, ns), ...], latency in ns) of an all-reduce in the best of its patterns.")
+      .def("reduce_scatter", collective<&Topology::reduce_scatter>, nb::arg("devices"), nb::arg("bytes"),
+           "The same of a reduce-scatter; `bytes` are those that each device gives.")
+      .def("all_gather", collective<&Topology::all_gather>, nb::arg("devices"), nb::arg("bytes"),
+           "The same of an all-gather; `bytes` are those that each device ends with.");
 }
 
 void bind_times(nb::module_& m) {

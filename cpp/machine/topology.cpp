@@ -1,7 +1,6 @@
 #include "machine/topology.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <queue>
 #include <stdexcept>
@@ -11,32 +10,12 @@
 namespace soapstone {
 namespace {
 
-constexpr int64_t largest = int64_t{1} << 53;          // bytes, bytes/s, ns of a hold: whole numbers in a double
 constexpr int64_t largest_latency = int64_t{1} << 40;  // ns, some 18 minutes: far from overflow in sums over hops
 constexpr int64_t largest_launch = INT32_MAX;          // ns
 constexpr int64_t routing_bytes = 1 << 20;
 
-using Wide = unsigned __int128;
-
-// ceil(times / parts * bytes * 1e9 / bandwidth), exactly: double rounding would make holds depend on how it is written.
-int64_t wire_time(double bandwidth, int64_t bytes, int64_t times, int64_t parts) {
-  const Wide work = static_cast<Wide>(times) * static_cast<Wide>(bytes) * 1'000'000'000u;
-  const Wide rate = static_cast<Wide>(parts) * static_cast<Wide>(bandwidth);
-  const Wide time = (work + rate - 1) / rate;
-  if (time > static_cast<Wide>(largest)) {
-    throw std::invalid_argument("a message of " + std::to_string(bytes) + " bytes takes longer than 2^53 ns");
-  }
-  return static_cast<int64_t>(time);
-}
-
-int64_t hold_time(const Link& link, int64_t bytes) { return link.overhead + wire_time(link.bandwidth, bytes, 1, 1); }
-
-int64_t summing_time(const Link& link, int64_t bytes, int64_t times, int64_t parts) {
-  return link.overhead + wire_time(link.summing, bytes, times, parts);
-}
-
 void check_bytes(int64_t bytes) {
-  if (bytes < 0 || bytes > largest) throw std::invalid_argument("bytes out of range: " + std::to_string(bytes));
+  if (bytes < 0 || bytes > largest_whole) throw std::invalid_argument("bytes out of range: " + std::to_string(bytes));
 }
 
 int64_t at_least_one(int64_t latency, int64_t longest) { return longest + latency < 1 ? 1 : latency; }
@@ -68,6 +47,7 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t
     check_link(link, num_vertices);
     link.bandwidth = std::round(link.bandwidth);
     link.summing = std::round(link.summing);
+    link.sharp = std::round(link.sharp);
     const int64_t weight = link.latency + hold_time(link, routing_bytes);
     edges_[link.source].push_back({link.target, Resource(num_resources()), weight});
     link_of_resource_.push_back(static_cast<int32_t>(i));
@@ -75,12 +55,13 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t
     edges_[link.target].push_back({link.source, Resource(num_resources() - 1), weight});
   }
   check_connected();
-  std::map<std::tuple<double, double, int64_t, int64_t, bool>, int32_t> kinds;
-  for (const Link& link : links_)
-    kind_of_link_.push_back(kinds
-                                .try_emplace({link.bandwidth, link.summing, link.overhead, link.latency, link.overlap},
-                                             static_cast<int32_t>(kinds.size()))
-                                .first->second);
+  std::map<std::tuple<double, double, double, int64_t, int64_t, bool>, int32_t> kinds;
+  for (const Link& link : links_) {
+    const auto kind = std::tuple(link.bandwidth, link.summing, link.sharp, link.overhead, link.latency, link.overlap);
+    kind_of_link_.push_back(kinds.try_emplace(kind, static_cast<int32_t>(kinds.size())).first->second);
+    has_direct_links_between_nodes_ |= std::max(link.source, link.target) < num_devices &&
+                                       node_of(Device(link.source)) != node_of(Device(link.target));
+  }
 }
 
 void Topology::check_link(const Link& link, int32_t num_vertices) const {
@@ -89,9 +70,12 @@ void Topology::check_link(const Link& link, int32_t num_vertices) const {
   if (outside(link.source) || outside(link.target)) throw std::invalid_argument("a link's end is out of range");
   if (link.source == link.target) throw std::invalid_argument("a link joins a vertex to itself");
   for (const double bandwidth : {link.bandwidth, link.summing}) {
-    if (!(bandwidth >= 1.0 && bandwidth <= static_cast<double>(largest))) {
+    if (!(bandwidth >= 1.0 && bandwidth <= static_cast<double>(largest_whole))) {
       throw std::invalid_argument("a link's bandwidth is out of range");
     }
+  }
+  if (!(link.sharp == 0.0 || (link.sharp >= 1.0 && link.sharp <= static_cast<double>(largest_whole)))) {
+    throw std::invalid_argument("a link's sharp is out of range");
   }
   if (bad_time(link.latency) || bad_time(link.overhead)) {
     throw std::invalid_argument("a link's latency or overhead is out of range");
@@ -181,10 +165,15 @@ int32_t Topology::shape_of(std::span<const Resource> resources, const Host& from
 std::vector<Resource> Topology::route(Device from, Device to) const {
   check_device(from);
   check_device(to);
+  const auto resources = path(from, to).resources;
+  return {resources.begin(), resources.end()};
+}
+
+Topology::Path Topology::path(Device from, Device to) const {
   const Routes& routes = routes_from(from);
-  const auto [begin, shape] = routes.to[to];
-  const auto* resources = routes.resources.data() + begin;
-  return {resources, resources + shapes_[shape].links.size()};
+  const auto [begin, index] = routes.to[to];
+  const Shape& shape = shapes_[index];
+  return {{routes.resources.data() + begin, shape.links.size()}, shape.latency, shape.overlap};
 }
 
 void Topology::measure(const Shape& shape, int64_t bytes, Size& size) const {
@@ -235,21 +224,6 @@ int64_t Topology::transfer(Device from, Device to, int64_t bytes, std::vector<Ho
   return size.latency;
 }
 
-int64_t Topology::all_reduce(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const {
-  check_bytes(bytes);
-  const std::vector<Device> order = ring_order(devices);
-  const auto num_devices = static_cast<int64_t>(order.size());
-  if (num_devices == 1) return 1;
-  const Patterns& patterns = patterns_of(order);
-  const Message by_ring = ring(patterns.ring, bytes, num_devices), by_tree = tree(patterns.tree, bytes, num_devices);
-  const bool prefer_tree = by_tree.latency + by_tree.longest < by_ring.latency + by_ring.longest;
-  const Message& chosen = prefer_tree ? by_tree : by_ring;
-  const Pattern& pattern = prefer_tree ? patterns.tree : patterns.ring;
-  for (const auto& [resource, alike] : pattern.holds) holds.push_back({resource, chosen.durations[alike]});
-  hold_members(order, pattern.overlap ? 0 : chosen.longest, holds);
-  return at_least_one(chosen.latency, chosen.longest);
-}
-
 void Topology::hold_members(std::span<const Device> devices, int64_t at_least, std::vector<Hold>& holds) const {
   for (const Device device : devices) {
     const Host& host = hosts_[device];
@@ -259,86 +233,56 @@ void Topology::hold_members(std::span<const Device> devices, int64_t at_least, s
   }
 }
 
-// Node by node, so that a ring enters and leaves each node once.
-std::vector<Device> Topology::ring_order(std::span<const Device> devices) const {
-  if (devices.empty()) throw std::invalid_argument("an all-reduce needs at least one device");
+int64_t Topology::all_reduce(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const {
+  return collect(Collective::all_reduce, devices, bytes, holds);
+}
+
+int64_t Topology::reduce_scatter(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const {
+  return collect(Collective::half, devices, bytes, holds);
+}
+
+int64_t Topology::all_gather(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const {
+  return collect(Collective::half, devices, bytes, holds);
+}
+
+int64_t Topology::collect(Collective collective, std::span<const Device> devices, int64_t bytes,
+                          std::vector<Hold>& holds) const {
+  check_bytes(bytes);
+  const std::vector<Device> order = node_by_node(devices);
+  if (order.size() == 1) return 1;
+  const Pattern* best = nullptr;
+  Pattern::Cost least{INT64_MAX, 0};
+  for (const Pattern& pattern : patterns_of(collective, order)) {
+    const Pattern::Cost cost = pattern.cost(bytes, least.sum());
+    if (cost.sum() >= least.sum()) continue;
+    best = &pattern;
+    least = cost;
+  }
+  best->hold(bytes, holds);
+  hold_members(order, best->overlap ? 0 : least.longest, holds);
+  return at_least_one(least.latency, least.longest);
+}
+
+// So that a ring enters and leaves each node once.
+std::vector<Device> Topology::node_by_node(std::span<const Device> devices) const {
+  if (devices.empty()) throw std::invalid_argument("a collective needs at least one device");
   for (const Device device : devices) check_device(device);
   std::vector<Device> order(devices.begin(), devices.end());
   std::sort(order.begin(), order.end(),
             [&](Device a, Device b) { return std::tie(node_of_device_[a], a) < std::tie(node_of_device_[b], b); });
   if (std::adjacent_find(order.begin(), order.end()) != order.end()) {
-    throw std::invalid_argument("an all-reduce names a device twice");
+    throw std::invalid_argument("a collective names a device twice");
   }
   return order;
 }
 
-void Topology::cross(Device from, Device to, Crossings& crossings) const {
-  const Routes& routes = routes_from(from);
-  const auto [begin, index] = routes.to[to];
-  const Shape& shape = shapes_[index];
-  crossings.counts.resize(link_of_resource_.size());
-  for (size_t i = begin; i < begin + shape.links.size(); ++i) {
-    const Resource resource = routes.resources[i];
-    if (crossings.counts[resource - first_link()]++ == 0) crossings.resources.push_back(resource);
-  }
-  crossings.hop_latency = std::max(crossings.hop_latency, shape.latency);
-  crossings.overlap &= shape.overlap;
-}
-
-Topology::Pattern Topology::pattern(const Crossings& crossings) const {
-  Pattern result;
-  result.hop_latency = crossings.hop_latency;
-  result.overlap = crossings.overlap;
-  std::map<std::pair<int32_t, int64_t>, int32_t> index;
-  for (const Resource resource : crossings.resources) {
-    const int32_t link = link_index(resource);
-    const int64_t count = crossings.counts[resource - first_link()];
-    const auto fresh = static_cast<int32_t>(result.alike.size());
-    const auto [at, added] = index.try_emplace({kind_of_link_[link], count}, fresh);
-    if (added) result.alike.push_back({link, count});
-    result.holds.emplace_back(resource, at->second);
-  }
-  return result;
-}
-
-// A ring goes from each device to the next. A tree is binomial: i's parent is i without its lowest set bit; sums go up,
-// the whole comes down.
-const Topology::Patterns& Topology::patterns_of(std::vector<Device> order) const {
+const std::vector<Pattern>& Topology::patterns_of(Collective collective, std::vector<Device> order) const {
   constexpr size_t most_patterns = 1 << 14;
-  if (const auto at = patterns_.find(order); at != patterns_.end()) return at->second;
-  if (patterns_.size() >= most_patterns) patterns_.clear();
-  Crossings around, up_and_down;
-  for (size_t i = 0; i < order.size(); ++i) cross(order[i], order[(i + 1) % order.size()], around);
-  for (size_t i = 1; i < order.size(); ++i) {
-    cross(order[i], order[i & (i - 1)], up_and_down);
-    cross(order[i & (i - 1)], order[i], up_and_down);
-  }
-  return patterns_[std::move(order)] = {pattern(around), pattern(up_and_down)};
-}
-
-// What is held when every crossing carries times/parts of the bytes; the latency is left to the caller.
-Topology::Message Topology::message(const Pattern& pattern, int64_t bytes, int64_t times, int64_t parts) const {
-  Message message{{}, 0, 0};
-  for (const auto& [link, count] : pattern.alike) {
-    message.durations.push_back(summing_time(links_[link], bytes, count * times, parts));
-    message.longest = std::max(message.longest, message.durations.back());
-  }
-  return message;
-}
-
-Topology::Message Topology::ring(const Pattern& pattern, int64_t bytes, int64_t num_devices) const {
-  Message result = message(pattern, bytes, 2 * (num_devices - 1), num_devices);
-  result.latency = 2 * (num_devices - 1) * pattern.hop_latency;
-  return result;
-}
-
-Topology::Message Topology::tree(const Pattern& pattern, int64_t bytes, int64_t num_devices) const {
-  int64_t slowest = 0;
-  for (const auto& [link, count] : pattern.alike) slowest = std::max(slowest, summing_time(links_[link], bytes, 1, 1));
-  const int64_t rounds = 2 * std::bit_width(static_cast<uint64_t>(num_devices - 1));
-  Message result = message(pattern, bytes, 1, 1);
-  result.latency = rounds * pattern.hop_latency + (rounds - 1) * slowest;
-  return result;
+  PatternCache& cache = patterns_[static_cast<size_t>(collective)];
+  if (const auto at = cache.find(order); at != cache.end()) return at->second;
+  if (cache.size() >= most_patterns) cache.clear();
+  std::vector<Pattern> patterns = find_patterns(*this, collective, order);
+  return cache[std::move(order)] = std::move(patterns);
 }
 
 }  // namespace soapstone

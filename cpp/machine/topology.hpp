@@ -4,14 +4,8 @@
 //
 //     overhead + ceil(bytes * 1e9 / bandwidth)
 //
-// nanoseconds; its latency is the sum of the links' latencies. An all-reduce among n devices is the better of two,
-// by (latency + longest hold) without contention; a link that it crosses k times is held
-//
-//     ring:  overhead + ceil(k * 2(n-1)/n * bytes * 1e9 / summing)       latency: 2(n-1) hops
-//     tree:  overhead + ceil(k * bytes * 1e9 / summing)                  latency: 2D hops and 2D-1 messages
-//
-// where D = ceil(log2 n), a hop counts the largest latency of the routes in use, and a message the slowest link's hold
-// for one crossing.
+// nanoseconds; its latency is the sum of the links' latencies. A collective takes the best of its patterns
+// (collectives.hpp) by latency + longest hold, without contention.
 // A link without overlap makes a message hold the devices at its ends, too, each for the longest of the links' holds.
 //
 // A message also costs the threads at its ends some time, each its own, however fast the links are: where a thread is
@@ -26,18 +20,11 @@
 #include <span>
 #include <vector>
 
+#include "machine/collectives.hpp"
 #include "machine/hold.hpp"
+#include "machine/link.hpp"
 
 namespace soapstone {
-
-struct Link {
-  int32_t source, target;
-  double bandwidth;           // bytes/s each way, rounded to whole bytes so that holds are exact
-  int64_t latency, overhead;  // ns
-  bool duplex;                // false: both directions share one resource
-  bool overlap;               // false: a message over it keeps its end devices busy
-  double summing;             // bytes/s of an all-reduce over it
-};
 
 // What messages cost the thread that sends, receives or takes part in a sum; ns.
 struct Host {
@@ -47,7 +34,7 @@ struct Host {
   auto operator<=>(const Host&) const = default;
 };
 
-// Routes and the patterns of all-reduces are found at their first use and kept, so even const calls must come from one
+// Routes and the patterns of collectives are found at their first use and kept, so even const calls must come from one
 // thread at a time; give each thread a copy of its own.
 class Topology {
  public:
@@ -76,20 +63,37 @@ class Topology {
   };
   Way way(Device from, Device to, int64_t bytes) const;
 
-  // Both append the holds of one message and return its latency. A message to its own device, or among one device,
-  // holds nothing and takes 1 ns.
+  // All append the holds of one message and return its latency. A message to its own device, or among one device,
+  // holds nothing and takes 1 ns. The bytes of a collective are those of the whole tensor.
   int64_t transfer(Device from, Device to, int64_t bytes, std::vector<Hold>& holds) const;
   int64_t all_reduce(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const;
+  int64_t reduce_scatter(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const;
+  int64_t all_gather(std::span<const Device> devices, int64_t bytes, std::vector<Hold>& holds) const;
 
   // The link resources that a transfer crosses, in order.
   std::vector<Resource> route(Device from, Device to) const;
 
- private:
-  struct Hop {
+  // The same without a copy, for patterns. Good until the next call.
+  struct Path {
+    std::span<const Resource> resources;
+    int64_t latency;
+    bool overlap;
+  };
+  Path path(Device from, Device to) const;
+  struct Hop {  // over a link, from one of its ends
     int32_t target;
     Resource resource;
     int64_t weight;
   };
+  const std::vector<Hop>& hops_from(int32_t vertex) const { return edges_[vertex]; }
+  int32_t node_of(Device device) const { return node_of_device_[device]; }
+  const Link& link(Resource resource) const { return links_[link_index(resource)]; }
+  // Links that take and hold alike have one kind.
+  int32_t kind_of_link(Resource resource) const { return kind_of_link_[link_index(resource)]; }
+  // Whether some link joins devices of two nodes, as the measured topologies' do: it hides which adapter it goes by.
+  bool has_direct_links_between_nodes() const { return has_direct_links_between_nodes_; }
+
+ private:
   struct Route {
     int32_t begin;  // in Routes::resources: links, then the devices at both ends where it costs them anything
     int32_t shape;
@@ -116,34 +120,8 @@ class Topology {
     int32_t hops, vertex;
     Resource resource;
   };
-  struct Crossings {
-    std::vector<int32_t> counts;      // by link resource
-    std::vector<Resource> resources;  // in the order of their first crossing
-    int64_t hop_latency = 0;
-    bool overlap = true;
-  };
-  // A message's crossings with the links that are held alike put together, so that each time is computed once.
-  struct Pattern {
-    struct Alike {
-      int32_t link;
-      int64_t count;
-    };
-    std::vector<Alike> alike;
-    std::vector<std::pair<Resource, int32_t>> holds;  // with an index in `alike`
-    int64_t hop_latency = 0;
-    bool overlap = true;
-  };
-  struct Patterns {
-    Pattern ring, tree;
-  };
-  struct Message {
-    std::vector<int64_t> durations;  // parallel to Pattern::alike
-    int64_t latency, longest;
-  };
-
   Resource first_link() const { return Resource(num_devices_); }
   int32_t link_index(Resource resource) const { return link_of_resource_[resource - first_link()]; }
-  const Link& link(Resource resource) const { return links_[link_index(resource)]; }
   void check_link(const Link& link, int32_t num_vertices) const;
   void check_device(Device device) const;
   void check_connected() const;
@@ -159,24 +137,23 @@ class Topology {
     if (routes_[source].to.empty()) routes_[source] = find_routes(source);
     return routes_[source];
   }
-  std::vector<Device> ring_order(std::span<const Device> devices) const;
-  void cross(Device from, Device to, Crossings& crossings) const;
-  Pattern pattern(const Crossings& crossings) const;
-  const Patterns& patterns_of(std::vector<Device> order) const;
-  Message message(const Pattern& pattern, int64_t bytes, int64_t times, int64_t parts) const;
-  Message ring(const Pattern& pattern, int64_t bytes, int64_t num_devices) const;
-  Message tree(const Pattern& pattern, int64_t bytes, int64_t num_devices) const;
+  using PatternCache = std::map<std::vector<Device>, std::vector<Pattern>>;
+  std::vector<Device> node_by_node(std::span<const Device> devices) const;
+  int64_t collect(Collective collective, std::span<const Device> devices, int64_t bytes,
+                  std::vector<Hold>& holds) const;
+  const std::vector<Pattern>& patterns_of(Collective collective, std::vector<Device> order) const;
 
   int32_t num_devices_;
   By<Device, int32_t> node_of_device_;
   std::vector<Link> links_;
   By<Device, Host> hosts_;
   std::map<Host, int32_t> kind_of_host_;
-  std::vector<int32_t> link_of_resource_;  // from the first link on
-  std::vector<std::vector<Hop>> edges_;    // by vertex
-  mutable By<Device, Routes> routes_;      // by source; empty until asked for
-  mutable std::map<std::vector<Device>, Patterns> patterns_;
-  std::vector<int32_t> kind_of_link_;  // links that take and hold alike have one kind
+  std::vector<int32_t> link_of_resource_;         // from the first link on
+  std::vector<std::vector<Hop>> edges_;           // by vertex
+  mutable By<Device, Routes> routes_;             // by source; empty until asked for
+  mutable std::array<PatternCache, 2> patterns_;  // by collective
+  std::vector<int32_t> kind_of_link_;
+  bool has_direct_links_between_nodes_ = false;
   mutable std::vector<Shape> shapes_;
   mutable std::map<std::vector<int32_t>, int32_t> shape_index_;  // by kinds
 };

@@ -47,7 +47,7 @@ class Graph:
         """The same for any box over the op's dims."""
 
 class Link:
-    def __init__(self, source: int, target: int, bandwidth: float, latency: int, overhead: int, duplex: bool, overlap: bool, summing: float) -> None: ...
+    def __init__(self, source: int, target: int, bandwidth: float, latency: int, overhead: int, duplex: bool, overlap: bool, summing: float, sharp: float) -> None: ...
 
 class Host:
     """
@@ -72,7 +72,17 @@ class Topology:
 
     def all_reduce(self, devices: Sequence[int], bytes: int) -> tuple[list[tuple[int, int]], int]:
         """
-        Return ([(resource, ns), ...], latency in ns) of an all-reduce: the better of ring and tree.
+        Return ([(resource, ns), ...], latency in ns) of an all-reduce in the best of its patterns.
+        """
+
+    def reduce_scatter(self, devices: Sequence[int], bytes: int) -> tuple[list[tuple[int, int]], int]:
+        """
+        The same of a reduce-scatter; `bytes` are those that each device gives.
+        """
+
+    def all_gather(self, devices: Sequence[int], bytes: int) -> tuple[list[tuple[int, int]], int]:
+        """
+        The same of an all-gather; `bytes` are those that each device ends with.
         """
 
 class Times:

@@ -97,6 +97,15 @@ def test_machines() -> None:
     assert ([ns for _, ns in holds], latency) == ([229296] * 2, 4000)
     holds, latency = four.all_reduce([0, 1, 2, 3], 4_198_400)
     assert ([ns for _, ns in holds], latency) == ([343944] * 4, 12000)
+    holds, latency = ss.Topology.parse("h100:4x8").native.all_reduce(list(range(32)), 2**30)
+    assert (max(ns for _, ns in holds), latency) == (5_651_273, 20_000)
+    holds, latency = ss.Topology.parse("h100:2x8").native.all_reduce(list(range(16)), 4)
+    assert max(ns for _, ns in holds) + latency == pytest.approx(12_000, rel=0.01)
+    for text, size, bus in (("h100:4x8", 2**33, 378), ("h100:2x8", 2**33, 511), ("h200:248x8", 2**29, 371)):
+        topology = ss.Topology.parse(text)
+        holds, latency = topology.native.all_reduce(list(range(topology.num_devices)), size)
+        share = 2 * (topology.num_devices - 1) / topology.num_devices
+        assert round(share * size / (max(ns for _, ns in holds) + latency)) == bus
 
 
 def test_bounds() -> None:

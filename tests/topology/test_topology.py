@@ -14,45 +14,7 @@ from soapstone import _core
 from soapstone.errors import SoapstoneError, TopologyError
 from soapstone.topology import Device, Link, Topology, about_presets, preset_names
 from soapstone.topology.detection import joined, kind_of, nvlinks
-
-GIB = 2**30
-
-
-def make_device(name: str, node: int = 0) -> Device:
-    return Device(name, "toy", node, GIB)
-
-
-# Two nodes of two devices. A byte takes 1 ns on a host link and 2 ns on a network link.
-HOST: dict[str, Any] = {"bandwidth": 1e9, "latency": 5, "overhead": 2}
-NETWORK: dict[str, Any] = {"bandwidth": 0.5e9, "latency": 20, "overhead": 10}
-
-
-def two_nodes(**network: Any) -> Topology:
-    return Topology(
-        (make_device("a0"), make_device("a1"), make_device("b0", 1), make_device("b1", 1)),
-        (
-            Link("a0", "A", **HOST),
-            Link("a1", "A", **HOST),
-            Link("b0", "B", **HOST),
-            Link("b1", "B", **HOST),
-            Link("A", "net", **NETWORK | network),
-            Link("B", "net", **NETWORK | network),
-        ),
-    )
-
-
-def named(topology: Topology, message: tuple[list[tuple[int, int]], int]) -> tuple[dict[str, int], int]:
-    holds, latency = message
-    assert len({resource for resource, _ in holds}) == len(holds)
-    return {topology.resources[resource]: duration for resource, duration in holds}, latency
-
-
-def transfer(topology: Topology, source: int, target: int, num_bytes: int) -> tuple[dict[str, int], int]:
-    return named(topology, topology.native.transfer(source, target, num_bytes))
-
-
-def all_reduce(topology: Topology, devices: list[int], num_bytes: int) -> tuple[dict[str, int], int]:
-    return named(topology, topology.native.all_reduce(devices, num_bytes))
+from tests.support.machines import GIB, all_reduce, make_device, transfer, two_nodes
 
 
 def test_resources_are_devices_then_link_directions() -> None:
@@ -109,59 +71,6 @@ def test_a_message_takes_at_least_one_nanosecond() -> None:
     assert all_reduce(topology, [0, 1], 0) == ({"a→b": 0, "b→a": 0}, 1)
 
 
-# A ring over a0 a1 b0 b1 crosses every link once each way and moves 2*3/4*100 = 150 bytes over each:
-# hosts 2 + 150, network 10 + 300. Its 6 hops count 50 ns each, the latency between nodes.
-RING = {
-    **dict.fromkeys(("a0→A", "A→a1", "a1→A", "A→net", "net→B", "B→b0", "b0→B", "B→b1", "b1→B", "B→net"), 152),
-    **dict.fromkeys(("net→A", "A→a0"), 152),
-} | dict.fromkeys(("A→net", "net→B", "B→net", "net→A"), 310)
-
-
-@pytest.mark.parametrize("devices", [[0, 1, 2, 3], [3, 0, 2, 1], [2, 1, 3, 0]])
-def test_ring_runs_node_by_node_whatever_the_order(devices: list[int]) -> None:
-    assert all_reduce(two_nodes(), devices, 100) == (RING, 300)
-
-
-def test_ring_crosses_a_shared_link_twice() -> None:
-    holds, latency = all_reduce(two_nodes(duplex=False), [0, 1, 2, 3], 100)
-    assert (holds["A↔net"], holds["B↔net"], holds["a0→A"]) == (610, 610, 152)
-    assert latency == 300
-
-
-def test_ring_without_overlap_holds_every_member() -> None:
-    holds, latency = all_reduce(two_nodes(overlap=False), [0, 1, 2, 3], 100)
-    assert (holds, latency) == (RING | dict.fromkeys(("a0", "a1", "b0", "b1"), 310), 300)
-    assert "a0" not in all_reduce(two_nodes(overlap=False), [0, 1], 100)[0]
-
-
-def test_ring_rounds_up_once_a_link() -> None:
-    star = Topology(tuple(make_device(f"d{i}") for i in range(3)), tuple(Link(f"d{i}", "hub", 1e9) for i in range(3)))
-    holds, _ = all_reduce(star, [0, 1, 2], 10)
-    assert set(holds.values()) == {14}  # 2*2/3*10 = 13.3
-
-
-def test_ring_between_two_devices_sends_every_byte_once() -> None:
-    assert all_reduce(two_nodes(), [0, 1], 100) == (dict.fromkeys(("a0→A", "A→a1", "a1→A", "A→a0"), 102), 20)
-
-
-# One byte: the ring costs 6*50 + (10 + 3) = 313. The tree has the edges a1-a0, b0-a0, b1-b0: two rounds up, two down,
-# so 4*50 + 3*(10 + 2) = 236, and 12 for its longest hold. a0's and b0's links carry two edges each: 2 + 2*1.
-def test_tree_wins_for_small_messages() -> None:
-    assert all_reduce(two_nodes(), [0, 1, 2, 3], 1) == (
-        {
-            **dict.fromkeys(("a0→A", "A→a0", "b0→B", "B→b0"), 4),
-            **dict.fromkeys(("a1→A", "A→a1", "b1→B", "B→b1"), 3),
-            **dict.fromkeys(("A→net", "net→A", "B→net", "net→B"), 12),
-        },
-        236,
-    )
-
-
-def test_ring_or_tree_is_the_smaller_closed_form() -> None:
-    # Ring 300 + 10 + ceil(3x), tree 200 + 4*(10 + 2x): equal at x = 14, where the ring is taken.
-    assert [all_reduce(two_nodes(), [0, 1, 2, 3], x)[1] for x in (13, 14, 15)] == [200 + 3 * 36, 300, 300]
-
-
 def test_route_takes_the_least_time_then_the_fewest_hops_then_the_smallest_vertex() -> None:
     devices = tuple(make_device(name) for name in "abcd")
 
@@ -196,7 +105,7 @@ def test_native_rejects_what_is_out_of_range() -> None:
 
 def test_native_checks_what_it_is_made_of() -> None:
     good: dict[str, Any] = {"source": 0, "target": 1, "bandwidth": 1e9, "latency": 0, "overhead": 0}
-    good |= {"duplex": True, "overlap": True, "summing": 1e9}
+    good |= {"duplex": True, "overlap": True, "summing": 1e9, "sharp": 0.0}
     with pytest.raises(ValueError, match="device 1 is not connected"):
         _core.Topology(2, 0, [0, 0], [], [])
     with pytest.raises(ValueError, match="at least one device"):
@@ -209,6 +118,7 @@ def test_native_checks_what_it_is_made_of() -> None:
         {"bandwidth": 0.0},
         {"bandwidth": math.nan},
         {"summing": 0.0},
+        {"sharp": 0.5},
         {"latency": -1},
     ):
         with pytest.raises(ValueError, match="a link"):
@@ -239,6 +149,8 @@ def test_an_all_reduce_may_have_a_bandwidth_of_its_own(tmp_path: Path) -> None:
     assert Topology.load(tmp_path / "t.yaml") == topology
     with pytest.raises(TopologyError, match="summing must be at least 1 byte/s"):
         Link("a", "b", 1e9, summing=0.5)
+    with pytest.raises(TopologyError, match="sharp must be at least 1 byte/s"):
+        Link("a", "b", 1e9, sharp=0.5)
 
 
 def test_cpu_preset() -> None:
@@ -272,8 +184,8 @@ def test_p100_preset_has_nvlink_inside_and_one_shared_nic() -> None:
         == transfer(topology, 3, 7, 12_500)[0]["host0→network"]
         == 1000
     )
-    # A ring of 8 enters and leaves each node once: 2*7/8 of 8,000,000 bytes at 12.5 bytes/ns.
-    assert all_reduce(topology, list(range(8)), 8_000_000)[0]["host0→network"] == 1_120_000
+    # Levels: each of two nodes sends its sum to the other once, 8,000,000 bytes at 12.5 bytes/ns.
+    assert all_reduce(topology, list(range(8)), 8_000_000)[0]["host0→network"] == 640_000
 
 
 PRESETS = [f"{name}:{shape}" for name in preset_names() for shape in ("1x1", "1x2", "1x3", "1x8", "4x1", "3x5", "2x8")]
@@ -303,6 +215,13 @@ def test_a_k80_reaches_its_neighbour_over_a_switch_of_their_own() -> None:
     assert route_names("k80:2x4", 1, 2) == ["gpu1→plx0.0", "plx0.0↔pcie0", "plx0.1↔pcie0", "plx0.1→gpu2"]
     assert route_names("k80:2x4", 1, 4)[2:4] == ["pcie0→network", "network→pcie1"]
     assert route_names("k80:1x2", 0, 1) == ["gpu0→plx0.0", "plx0.0→gpu1"]
+
+
+@pytest.mark.parametrize("preset", ["a100", "h100", "h200"])
+def test_a_transfer_between_nodes_goes_by_the_adapters_next_to_its_ends(preset: str) -> None:
+    for source, target in ((1, 14), (14, 1), (3, 11)):
+        route = [f"gpu{source}→network", f"network→gpu{target}"]
+        assert route_names(f"{preset}:2x8", source, target) == route
 
 
 def test_a_dgx_1_is_a_hybrid_cube_mesh() -> None:

@@ -158,6 +158,7 @@ def _build_native(topology: Topology) -> _core.Topology:
                 link.duplex,
                 link.overlap,
                 link.bandwidth if link.summing is None else link.summing,
+                link.sharp or 0,
             )
             for link in topology.links
         ],

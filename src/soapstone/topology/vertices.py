@@ -42,8 +42,9 @@ class Link:
     """A connection both ways between two vertices: `bandwidth` in bytes/s, `latency` and `overhead` in ns.
 
     Where `duplex` is false the two directions share the bandwidth; where `overlap` is false a message over this link
-    keeps the devices at its ends from computing. `summing` is the bandwidth that an all-reduce reaches, since it also
-    adds; None: the same.
+    keeps the devices at its ends from computing. `summing` is the bandwidth that a collective reaches, since it also
+    adds; None: the same. `sharp` is the bandwidth of an all-reduce that the switch at its end sums (NVLink SHARP);
+    None: it cannot.
     """
 
     source: str
@@ -54,6 +55,7 @@ class Link:
     duplex: bool = True
     overlap: bool = True
     summing: float | None = None
+    sharp: float | None = None
 
     def __post_init__(self) -> None:
         where = f"link {self.source!r} to {self.target!r}"
@@ -68,6 +70,8 @@ class Link:
         _check_flag(self.overlap, f"{where}: overlap")
         if self.summing is not None:
             _check_bandwidth(self.summing, f"{where}: summing")
+        if self.sharp is not None:
+            _check_bandwidth(self.sharp, f"{where}: sharp")
 
 
 def _check_name(value: object, what: str) -> None:
