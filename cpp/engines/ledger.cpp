@@ -70,8 +70,6 @@ void Ledger::find_spans(const TaskTimes& times) {
       if (!block.backward.empty()) {
         span.back_since = times.start[block.backward[part]];
         span.back_until = times.end[block.backward[part]];
-        if (!block.finish_backward.empty() && block.finish_backward[first] != none)
-          span.back_since = std::min(span.back_since, times.start[block.finish_backward[first]]);
       }
       spans_[op][part] = span;
     }
@@ -82,7 +80,7 @@ const std::vector<Holding>& Ledger::write(const TaskTimes& times, int64_t num_te
   if (known_.size() > 100'000) known_.clear();
   holdings_.clear();
   find_spans(times);
-  for (const OpIndex op : graph_.ops.indices()) write_parts(op);
+  for (const OpIndex op : graph_.ops.indices()) write_parts(op, times);
   for (int32_t tensor = 0; tensor < static_cast<int32_t>(graph_.flows.size()); ++tensor)
     if (graph_.flows[tensor]) write_tensor(tensor, times);
   int64_t end = 0;
@@ -98,16 +96,23 @@ const std::vector<Holding>& Ledger::write(const TaskTimes& times, int64_t num_te
   return holdings_;
 }
 
-void Ledger::write_parts(OpIndex index) {
+void Ledger::write_parts(OpIndex index, const TaskTimes& times) {
   const Op& op = graph_.graph.ops[index];
   const Parts& parts = parts_of(index);
   const auto& devices = graph_.ops[index].configuration.devices;
+  const auto& block = *graph_.ops[index].block;
+  const auto work = [&](const By<Part, Slot>& slots, Part part, int64_t bytes) {
+    if (slots.empty() || slots[part] == none) return;
+    hold(devices[part], times.start[slots[part]], times.end[slots[part]], bytes, Content::working, index);
+  };
   for (const Part part : graph_.ops[index].layout->parts()) {
     const auto& [since, until, back_since, back_until] = spans_[index][part];
     const Device device = devices[part];
     hold(device, since, std::max(until, back_until), parts.kept[part], Content::activation, index);
-    hold(device, since, until, parts.forward[part], Content::working, index);
-    hold(device, back_since, back_until, parts.backward[part], Content::working, index);
+    work(block.forward, part, parts.forward[part]);
+    work(block.finish_forward, part, parts.forward[part]);
+    work(block.finish_backward, part, parts.backward[part]);
+    work(block.backward, part, parts.backward[part]);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (graph_.graph.tensors[op.inputs[i].tensor].source != Source::input) continue;
       const bool is_saved = contains(op.saved, op.inputs[i].value);
@@ -168,8 +173,9 @@ void Ledger::write_tensor(int32_t tensor, const TaskTimes& times) {
       const int64_t last = saves ? std::max(span.until, span.back_until) : span.until;
       const bool is_shared = is_one && (bytes == store.bytes || last == span.until);
       store.until = std::max(store.until, is_shared ? last : span.until);
+      const int64_t copied_until = saves ? last : times.end[graph_.ops[op].block->forward[part]];
       if (!is_shared && !std::exchange(is_copied[{reader, part}], true))
-        hold(flow.device, span.since, last, bytes, saves ? Content::activation : Content::working, op);
+        hold(flow.device, span.since, copied_until, bytes, saves ? Content::activation : Content::working, op);
       if (flow.returns && span.back_since >= 0) store.back_since = std::min(store.back_since, span.back_since);
     }
   }

@@ -50,7 +50,7 @@ class Ledger {
   const Parts& parts_of(OpIndex op);
   void find_spans(const TaskTimes& times);
   void hold(Device device, int64_t since, int64_t until, int64_t bytes, Content content, OpIndex op);
-  void write_parts(OpIndex op);
+  void write_parts(OpIndex op, const TaskTimes& times);
   void write_tensor(int32_t tensor, const TaskTimes& times);
   void write_sums(const TaskTimes& times, int64_t end);
 
