@@ -8,9 +8,6 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 import soapstone as ss
 from soapstone.loading import Request, load_graph
 
@@ -26,16 +23,15 @@ def predicted(model: str, dtype: str, batch: int) -> ss.Simulation:
 
 def main(models: list[str]) -> None:
     measured = json.loads(DATA.read_text())
-    title = f"peak memory, {measured['machine']}, torch {measured['torch']}, {measured['date']}"
-    table = Table("model", "dtype", "batch", "predicted", "measured", "ratio", "most of it", title=title)
+    print(f"peak memory, {measured['machine']}, torch {measured['torch']}, {measured['date']}")
+    print(f"{'model':<14}{'dtype':<10}{'batch':>5}{'predicted':>13}{'measured':>13}{'ratio':>8}  most of it, GB")
     for model, dtype, batch, size in measured["rows"]:
         if models and model not in models:
             continue
         full = predicted(model, dtype, batch).fullest
         most = ", ".join(f"{kind} {n / 1e9:.2f}" for kind, n in list(full.kinds.items())[:4])
-        ratio = f"{full.peak / size:.3f}"
-        table.add_row(model, dtype, str(batch), f"{full.peak / 1e9:.3f} GB", f"{size / 1e9:.3f} GB", ratio, most)
-    Console(width=150).print(table)
+        sizes = f"{full.peak / 1e9:>10.3f} GB{size / 1e9:>10.3f} GB{full.peak / size:>8.3f}"
+        print(f"{model:<14}{dtype:<10}{batch:>5}{sizes}  {most}", flush=True)
 
 
 if __name__ == "__main__":
