@@ -18,7 +18,6 @@ from .arguments import Case, StrategyName, takes_case
 from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, progress
 from .reporting import ReportFile, check_report, write_report
 
-
 LAYERS = 4  # that are named
 
 
@@ -41,7 +40,9 @@ def simulate_command(
     strategy: StrategyName = "data",
     trace: Annotated[Path | None, typer.Option(help="Write the timeline here, for ui.perfetto.dev.")] = None,
     report: ReportFile = None,
-    must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 1 where a device's memory does not do.")] = False,
+    must_fit: Annotated[
+        bool, typer.Option("--must-fit", help="Exit with 1 where a device's memory does not do.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict one training iteration. It prints time, throughput, bytes moved and memory of a model on a cluster."""

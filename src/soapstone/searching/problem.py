@@ -9,7 +9,16 @@ from .. import _core
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
-from ..simulator import KnownTimes, Training, check_training, machine_of, states_of, temporaries_of, translated_errors, workspace_of
+from ..simulator import (
+    KnownTimes,
+    Training,
+    check_training,
+    machine_of,
+    states_of,
+    temporaries_of,
+    translated_errors,
+    workspace_of,
+)
 from ..space import Space
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
