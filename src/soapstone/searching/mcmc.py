@@ -85,8 +85,8 @@ def search(
 
     It ends early where half of the budget brings nothing, and Ctrl-C ends it with what it has. The same seed and number
     of chains give the same result unless time ends it. `temperature` is the first one, as a share of the cost. What
-    does not fit into a device's memory, by its simulated peak, is never returned unless `memory_limit` is False; SoapstoneError where
-    nothing that fits is found.
+    by its simulated peak does not fit into a device's memory is never returned unless `memory_limit` is False;
+    SoapstoneError where nothing that fits is found.
     """
     check_arguments(budget, proposals, seed, method, chains, temperature)
     if progress is not None and not callable(progress):
