@@ -212,9 +212,12 @@ def _storages(op: Op) -> list[int]:
 
 
 def _add_op(native: _core.Graph, op: Op, tensors: Sequence[Tensor]) -> None:
-    storage = _storages(op)
-    outer = {o.value: tensors[o.tensor] for o in (*op.inputs, *op.outputs)}
-    kept = {storage[v] for v in op.saved}  # a parameter is there all along
+    try:
+        storage = _storages(op)
+        outer = {o.value: tensors[o.tensor] for o in (*op.inputs, *op.outputs)}
+        kept = {storage[v] for v in op.saved}  # a parameter is there all along
+    except IndexError:
+        raise ValueError(f"op {op.name!r} names a tensor or a value that is not there") from None
     kept = {v for v in kept if v in op.saved or v not in outer or outer[v].source != "parameter"}
     steps = [
         (
