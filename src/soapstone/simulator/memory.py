@@ -28,7 +28,8 @@ WORKSPACE, OLD_WORKSPACE, HANDLES = 32 << 20, (4096 * 2 + 16 * 8) << 10, 2
 
 def bound_of(native: _core.TaskGraph | _core.Simulator, topology: Topology, optimizer: str) -> np.ndarray:
     """Bytes by device that no order of the tasks can pass."""
-    return native.memory_bound(states_of(optimizer) + temporaries_of(optimizer)) + workspaces_of(topology)
+    bound: np.ndarray = native.memory_bound(states_of(optimizer) + temporaries_of(optimizer)) + workspaces_of(topology)
+    return bound
 
 
 def states_of(optimizer: str) -> int:
