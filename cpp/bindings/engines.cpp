@@ -63,13 +63,20 @@ void bind_engines(nb::module_& m) {
           "memory_bound",
           [](Simulator& self, int64_t num_states) { return to_array(self.graph.memory_bound(num_states)); },
           nb::arg("num_states"), bound_doc)
+      .def(
+          "peak",
+          [](Simulator& self, int64_t num_states, int64_t num_temporaries) {
+            return to_array(self.peak(num_states, num_temporaries));
+          },
+          nb::arg("num_states"), nb::arg("num_temporaries"), "The most bytes by device, along the last play.")
       .def_prop_ro("is_open", &Simulator::is_open)
       .def_prop_ro("makespan", &Simulator::makespan)
       .def_prop_ro("bound", &Simulator::bound)
       .def_prop_ro("num_served", [](const Simulator& self) { return self.engine().num_served(); })
       .def_prop_ro("num_tasks", [](const Simulator& self) { return self.engine().num_tasks(); })
-      .def_prop_ro("seconds", &Simulator::seconds,
-                   "Of all proposals, by stage: ops' blocks, flows and syncs, bounds, links, play, undo, accept.")
+      .def_prop_ro(
+          "seconds", &Simulator::seconds,
+          "Of all proposals, by stage: ops' blocks, flows and syncs, bounds, links, play, undo, accept, memory.")
       .def_prop_ro("num_unplayed", &Simulator::num_unplayed)
       .def_prop_ro("num_cut_short", &Simulator::num_cut_short);
 }

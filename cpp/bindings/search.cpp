@@ -92,13 +92,16 @@ void bind_chain(nb::module_& m) {
           "__init__",
           [](Chain* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
              const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& tables,
-             soapstone::By<soapstone::Device, int64_t> memory, int64_t num_states, uint64_t seed) {
+             soapstone::By<soapstone::Device, int64_t> memory, int64_t num_states, uint64_t seed,
+             int64_t num_temporaries) {
             std::vector<std::vector<Configuration>> native;
             for (const auto& table : tables) native.push_back(to_configurations(table));
-            new (self) Chain(graph, machine, times, std::move(native), {std::move(memory), num_states}, seed);
+            new (self)
+                Chain(graph, machine, times, std::move(native), {std::move(memory), num_states, num_temporaries}, seed);
           },
           nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("tables"), nb::arg("memory"),
-          nb::arg("num_states"), nb::arg("seed"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(),
+          nb::arg("num_states"), nb::arg("seed"), nb::arg("num_temporaries") = 0, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 4>(),
           "Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.")
       .def(
           "go",

@@ -1,6 +1,7 @@
 #include "bindings/convert.hpp"
 #include "bindings/memory.hpp"
 #include "bindings/rooms.hpp"
+#include "engines/ledger.hpp"
 #include "engines/timeline.hpp"
 
 using soapstone::Listing;
@@ -82,6 +83,33 @@ auto flow_columns(const Listing& self) {
                     to_array(std::move(begin)), to_array(std::move(ops)), to_array(std::move(parts)));
 }
 
+auto holdings_of(Listing& self, const soapstone::Timeline& timeline, int64_t num_temporaries) {
+  soapstone::TaskTimes times;
+  const size_t num_slots = self.graph().pool.tasks.size();
+  times.start.resize(num_slots);
+  times.end.resize(num_slots);
+  for (const auto& [begin, count] : self.graph().slots())
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t row = self.row_of(begin + i);
+      if (row < 0) continue;
+      times.start[begin + i] = timeline.start[row];
+      times.end[begin + i] = timeline.end[row];
+    }
+  soapstone::Ledger ledger(self.graph());
+  std::vector<int32_t> device, content, op;
+  std::vector<int64_t> since, until, bytes;
+  for (const auto& held : ledger.write(times, num_temporaries)) {
+    device.push_back(held.device.value);
+    content.push_back(static_cast<int32_t>(held.content));
+    op.push_back(held.op.value);
+    since.push_back(held.since);
+    until.push_back(held.until);
+    bytes.push_back(held.bytes);
+  }
+  return std::tuple(to_array(std::move(device)), to_array(std::move(content)), to_array(std::move(op)),
+                    to_array(std::move(since)), to_array(std::move(until)), to_array(std::move(bytes)));
+}
+
 void bind_task_graph(nb::module_& m) {
   using soapstone::FlowRow;
   using soapstone::Kind;
@@ -140,13 +168,9 @@ void bind_task_graph(nb::module_& m) {
       .def("flow_columns", flow_columns,
            "(tensor, part, device, source, forward, backward) of each flow, where its readers begin, and all readers: "
            "(op, part).")
-      .def(
-          "part_bytes",
-          [](const Listing& self, OpIndex op) {
-            const auto& layout = self.layout(op);
-            return std::tuple(layout.saved, layout.made, layout.working, layout.copies);
-          },
-          nb::arg("op"), "Of each part of an op: bytes that stay, are put out and are held at work; then its copies.")
+      .def("holdings", holdings_of, nb::arg("timeline"), nb::arg("num_temporaries"),
+           "(device, content, op, since, until, bytes) of all that is held along a timeline, but for parameters and "
+           "states.")
       .def(
           "memory", [](Listing& self) { return memory_of(self.graph()); }, memory_doc)
       .def(

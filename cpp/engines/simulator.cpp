@@ -15,7 +15,11 @@ constexpr int32_t patience = 8;
 }  // namespace
 
 Simulator::Simulator(const Graph& of, Machine on, const Times& times, MemoryLimit limit, TaskOptions options)
-    : graph(of, std::move(on), times, options), engine_(graph), memory_(std::move(limit)), followers_(of) {
+    : graph(of, std::move(on), times, options),
+      engine_(graph),
+      memory_(std::move(limit)),
+      ledger_(graph),
+      followers_(of) {
   idle_.before.resize(graph.machine.topology.num_resources());
   idle_.after = idle_.before;
   if (!memory_.bytes.empty() && memory_.bytes.size() != static_cast<size_t>(graph.machine.topology.num_devices()))
@@ -54,6 +58,7 @@ auto Simulator::book(Stage stage, Run run) {
 
 std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit, Method method, int64_t most_overflow) {
   check(changes);
+  is_undecided_ = false;
   if (method == Method::resume && changes_nothing(changes)) return propose_nothing(limit, most_overflow);
   engine_.prepare(method);
   // They cost as much as some plays, so a strategy that will not last does without.
@@ -67,7 +72,10 @@ std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit,
   }
   if (possible) {
     book(in_links, [&] { proposal_->link(); });
-    if (book(in_play, [&] { return engine_.play(method, limit, bounds_); })) return engine_.makespan();
+    possible = book(in_play, [&] { return engine_.play(method, limit, bounds_); });
+    if (possible && (!is_undecided_ || book(in_memory, [&] { return overflow(); }) <= most_overflow))
+      return engine_.makespan();
+    possible = true;
   }
   ++(possible ? num_cut_short_ : num_unplayed_);
   reject();
@@ -76,6 +84,7 @@ std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit,
 
 // Opens the proposal. False where bounds or the memory limit rule it out before it is played.
 bool Simulator::is_possible(const Changes& changes, int64_t limit, int64_t most_overflow) {
+  overflow_.reset();
   book(in_ops, [&] { proposal_.emplace(graph, changes); });
   if (*std::max_element(graph.totals.compute.begin(), graph.totals.compute.end()) > limit) return false;
   int64_t first = 0;
@@ -87,22 +96,66 @@ bool Simulator::is_possible(const Changes& changes, int64_t limit, int64_t most_
   const Followers* followers = num_since_ >= patience ? &followers_ : nullptr;
   do {
     if (!book(in_flows, [&] { return proposal_->route(limit, &idle_); })) return false;
-    if (proposal_->is_routed() && most_overflow != INT64_MAX && overflow() > most_overflow) return false;
+    if (proposal_->is_routed() && most_overflow != INT64_MAX && !surely_fits()) {
+      if (least_overflow() > most_overflow) return false;
+      is_undecided_ = true;
+    }
     if (!book(in_bounds, [&] { return bounds_.hold(graph, followers, first, idle_, limit); })) return false;
   } while (!proposal_->is_routed());
   return true;
 }
 
-int64_t Simulator::overflow() {
-  if (memory_.bytes.empty()) return 0;
-  if (graph.surely_fits(memory_.bytes, memory_.num_states)) return 0;
-  const auto bound = graph.memory_bound(memory_.num_states);
+// By a bound from above.
+bool Simulator::surely_fits() {
+  const int64_t num_numbers = memory_.num_states + memory_.num_temporaries;
+  return memory_.bytes.empty() || graph.surely_fits(memory_.bytes, num_numbers) ||
+         overflow_of(graph.memory_bound(num_numbers)) == 0;
+}
+
+// From below: what every device holds while it updates.
+int64_t Simulator::least_overflow() const {
+  const auto& totals = graph.totals.memory;
+  By<Device, int64_t> least = totals.parameters;
+  for (const Device device : least.indices())
+    least[device] += (1 + memory_.num_states + memory_.num_temporaries) * totals.gradients[device];
+  return overflow_of(least);
+}
+
+int64_t Simulator::overflow_of(const By<Device, int64_t>& bytes) const {
   int64_t sum = 0;
-  for (const Device device : bound.indices()) {
-    const int64_t mebibytes = (std::max(int64_t{0}, bound[device] - memory_.bytes[device]) + (1 << 20) - 1) >> 20;
+  for (const Device device : bytes.indices()) {
+    const int64_t mebibytes = (std::max(int64_t{0}, bytes[device] - memory_.bytes[device]) + (1 << 20) - 1) >> 20;
     sum += mebibytes * mebibytes;
   }
   return sum;
+}
+
+int64_t Simulator::overflow() {
+  if (!overflow_) overflow_ = surely_fits() ? 0 : overflow_of(peak(memory_.num_states, memory_.num_temporaries));
+  return *overflow_;
+}
+
+By<Device, int64_t> Simulator::peak(int64_t num_states, int64_t num_temporaries) {
+  TaskTimes times;
+  times.start.resize(graph.pool.tasks.size());
+  times.end.resize(graph.pool.tasks.size());
+  By<Resource, int64_t> free(graph.machine.topology.num_resources());
+  engine_.each([&](Slot slot, int64_t ready, int64_t end) {
+    int64_t start = INT64_MAX;
+    graph.pool.tasks[slot].each_hold([&](const Hold& hold) {
+      const int64_t from = std::max(ready, free[hold.resource]);
+      free[hold.resource] = from + hold.duration;
+      start = std::min(start, from);
+    });
+    times.start[slot] = start == INT64_MAX ? ready : start;
+    times.end[slot] = end;
+  });
+  ledger_.write(times, num_temporaries);
+  By<Device, int64_t> peak = ledger_.peak();
+  const auto& totals = graph.totals.memory;
+  for (const Device device : peak.indices())
+    peak[device] += totals.parameters[device] + num_states * totals.gradients[device];
+  return peak;
 }
 
 bool Simulator::changes_nothing(const Changes& changes) const {
@@ -136,6 +189,7 @@ void Simulator::reject() {
     proposal_.reset();
     engine_.rollback();
   });
+  overflow_.reset();
 }
 
 }  // namespace soapstone

@@ -36,6 +36,7 @@ void Chain::go(const Strategy& strategy) {
     for (const OpIndex op : strategy.indices())
       if (simulator_->graph.ops[op].configuration != strategy[op]) changes_.emplace_back(op, strategy[op]);
     simulator_->propose(changes_, INT64_MAX, Method::resume);
+    simulator_->overflow();  // known from here on: the play is at hand
     simulator_->accept();
   }
   overflow_ = simulator_->overflow();

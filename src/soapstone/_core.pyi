@@ -228,9 +228,9 @@ class TaskGraph:
         (tensor, part, device, source, forward, backward) of each flow, where its readers begin, and all readers: (op, part).
         """
 
-    def part_bytes(self, op: int) -> tuple[list[int], list[int], list[int], int]:
+    def holdings(self, timeline: Timeline, num_temporaries: int) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """
-        Of each part of an op: bytes that stay, are put out and are held at work; then its copies.
+        (device, content, op, since, until, bytes) of all that is held along a timeline, but for parameters and states.
         """
 
     def memory(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
@@ -318,6 +318,9 @@ class Simulator:
         Bytes by device that no order can pass, with so many numbers kept for each element.
         """
 
+    def peak(self, num_states: int, num_temporaries: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """The most bytes by device, along the last play."""
+
     @property
     def is_open(self) -> bool: ...
 
@@ -336,7 +339,7 @@ class Simulator:
     @property
     def seconds(self) -> list[float]:
         """
-        Of all proposals, by stage: ops' blocks, flows and syncs, bounds, links, play, undo, accept.
+        Of all proposals, by stage: ops' blocks, flows and syncs, bounds, links, play, undo, accept, memory.
         """
 
     @property
@@ -346,7 +349,7 @@ class Simulator:
     def num_cut_short(self) -> int: ...
 
 class Chain:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]], memory: Sequence[int], num_states: int, seed: int) -> None:
+    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0) -> None:
         """
         Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.
         """

@@ -347,3 +347,21 @@ def test_bad_input_for_a_prediction_gets_one_line(
     complaint = [line for line in captured.err.splitlines() if not line.startswith("Capturing")]
     assert len(complaint) == 1
     assert complaint[0].startswith(f"soapstone: {sentence}")
+
+
+def test_simulate_says_what_fills_the_memory_and_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["simulate", *SMALL, "-t", "k80:1x2", "--must-fit"]
+    assert run(monkeypatch, *words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is the fullest, with" in said
+    assert "optimizer state" in said
+    assert "does not fit" not in said
+    topology = tmp_path / "tiny.yaml"
+    devices = [replace(device, memory=10**6) for device in ss.Topology.parse("k80:1x2").devices]
+    replace(ss.Topology.parse("k80:1x2"), devices=tuple(devices)).save(topology)
+    words[words.index("k80:1x2")] = str(topology)
+    assert run(monkeypatch, *words) == 1
+    assert "does not fit" in " ".join(capsys.readouterr().out.split())[-200:]
+    assert run(monkeypatch, *words[:-1]) == 0

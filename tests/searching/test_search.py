@@ -11,6 +11,7 @@ import pytest
 import soapstone as ss
 from soapstone import _core
 from soapstone.graph import OperatorGraph
+from soapstone.loading import Request, load_graph
 from soapstone.searching import Progress
 from soapstone.searching.problem import Problem
 from soapstone.searching.tying import levels
@@ -117,16 +118,17 @@ def test_metropolis_accepts_as_often_as_it_should() -> None:
 def test_no_accepted_strategy_passes_the_memory_limit() -> None:
     graph, topology = case("gpt2", "p100:1x4")
     start = ss.baselines.data_parallel(graph, topology)
-    need = ss.simulate(graph, topology, start).memory.bound
+    memory = ss.simulate(graph, topology, start).memory
+    need = memory.peak - memory.workspace
     problem = Problem(graph, topology)
     limit = [int(max(need) * 1.02)] * 4
-    native = _core.Chain(graph.native, problem.machine, problem.times.native, problem.options.tables, limit, 2, 3)
+    native = _core.Chain(graph.native, problem.machine, problem.times.native, problem.options.tables, limit, 2, 3, 1)
     native.go(start.native)
     moves = problem.options.moves(levels(graph)[-1])
     refused = 0
     for _ in range(300):
         native.walk(moves, 0.1, 0.1, True, (1, 1e300, *FOREVER))
-        held = problem.played(native.strategy).memory_bound(2)
+        held = problem.played(native.strategy).peak(2, 1)
         assert max(held) <= limit[0]
         refused += max(held) > max(need)
     assert native.best_overflow == 0
@@ -135,21 +137,23 @@ def test_no_accepted_strategy_passes_the_memory_limit() -> None:
 
 def small_memory(topology: ss.Topology, share: float, graph: OperatorGraph) -> ss.Topology:
     """The topology with a share of the memory that data parallelism needs."""
-    need = max(ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology)).memory.bound)
-    return replace(topology, devices=tuple(replace(device, memory=int(need * share)) for device in topology.devices))
+    memory = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology)).memory
+    need = int(max(memory.workspace) + share * max(memory.peak - memory.workspace))  # libraries take theirs anyway
+    return replace(topology, devices=tuple(replace(device, memory=need) for device in topology.devices))
 
 
 def test_from_what_does_not_fit_it_finds_what_does() -> None:
     graph, topology = case("nmt", "p100:1x4")
     tight = small_memory(topology, 0.8, graph)
     result = ss.search(graph, tight, proposals=3000, budget=None, initial=["data"])
-    assert all(ss.simulate(graph, tight, result.strategy).memory.bound <= [d.memory for d in tight.devices])
+    assert not ss.simulate(graph, tight, ss.baselines.data_parallel(graph, tight)).fits
+    assert ss.simulate(graph, tight, result.strategy).fits
 
 
 def test_where_nothing_fits_the_error_says_by_how_much() -> None:
     graph, topology = case("nmt", "p100:1x2")
     tiny = small_memory(topology, 0.01, graph)
-    with pytest.raises(ss.SoapstoneError, match=r"may need .* on gpu\d, which has .* too much; a smaller batch"):
+    with pytest.raises(ss.SoapstoneError, match=r"needs .* on gpu\d, which has .* too much; a smaller batch"):
         ss.search(graph, tiny, proposals=300, budget=None)
     assert ss.search(graph, tiny, proposals=300, budget=None, memory_limit=False).makespan > 0
 
@@ -273,3 +277,18 @@ def test_layers_and_blocks_are_tied() -> None:
     assert len(blocks) < len(ops)
     for group in blocks:
         assert len({graph_of("gpt2").alike[i] for i in group}) == 1
+
+
+@pytest.mark.parametrize(("model", "text"), [("resnet-101", "p100:4x4"), ("inception-v3", "k80:1x4")])
+def test_where_the_bound_does_not_decide_the_peak_does(model: str, text: str) -> None:
+    """Memory between data parallelism's peak and its bound: the default search finds something, and it fits."""
+    topology = ss.Topology.parse(text)
+    graph = load_graph(Request(model, 64 * topology.num_devices))
+    memory = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology)).memory
+    assert (memory.peak < [device.memory for device in topology.devices]).all()
+    middle = int(memory.peak.max() * 1.02)
+    assert middle < memory.bound.max()
+    tight = replace(topology, devices=tuple(replace(device, memory=middle) for device in topology.devices))
+    for cluster in (topology, tight):
+        result = ss.search(graph, cluster, proposals=40, budget=None)
+        assert ss.simulate(graph, cluster, result.strategy).fits

@@ -206,4 +206,5 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"
+    """Milliseconds with three digits at least, and no more than microseconds."""
+    return "0 ms" if seconds < 5e-7 else duration(seconds)

@@ -18,6 +18,8 @@ from .arguments import Case, StrategyName, takes_case
 from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, progress
 from .reporting import ReportFile, check_report, write_report
 
+LAYERS = 4  # that are named
+
 
 def topologies(as_json: AsJson = False) -> None:
     """List the clusters that are built in."""
@@ -38,6 +40,9 @@ def simulate_command(
     strategy: StrategyName = "data",
     trace: Annotated[Path | None, typer.Option(help="Write the timeline here, for ui.perfetto.dev.")] = None,
     report: ReportFile = None,
+    must_fit: Annotated[
+        bool, typer.Option("--must-fit", help="Exit with 1 where a device's memory does not do.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict one training iteration. It prints time, throughput, bytes moved and memory of a model on a cluster."""
@@ -52,6 +57,8 @@ def simulate_command(
     if report is not None:
         write_report(case, sim, report, name=strategy)
     print_json(with_strategy(sim, case)) if as_json else print_all(*_shown(sim))
+    if must_fit and not sim.fits:
+        raise typer.Exit(1)
 
 
 def described(sim: Simulation) -> dict[str, Any]:
@@ -68,9 +75,21 @@ def described(sim: Simulation) -> dict[str, Any]:
         "tasks": len(sim.tasks),
         "critical_path": len(sim.critical_path),
         "peak_memory": sim.peak_memory,
-        "memory": {**memory, "bound": [int(n) for n in sim.memory.bound]},
+        "memory": memory,
+        "fits": sim.fits,
+        "fullest": _described_filling(sim),
         "busy": sim.busy,
     }
+
+
+def _described_filling(sim: Simulation) -> dict[str, Any]:
+    full = sim.fullest
+    return {"device": sim.topology.devices[full.device].name, "kinds": full.kinds, "layers": by_layer(sim)}
+
+
+def by_layer(sim: Simulation) -> dict[str, int]:
+    """Bytes of activations, gradients and work on the fullest device at its peak, by op, the largest first."""
+    return {sim.graph.ops[op].name: size for op, size in sim.fullest.ops.items()}
 
 
 def with_strategy(sim: Simulation, case: Case) -> dict[str, Any]:
@@ -111,12 +130,32 @@ def _shown(sim: Simulation) -> list[Listing | str]:
     busiest = sorted(links, key=lambda name: -links[name])[:5]
     moved, compute, exposed, _ = facts(sim)
     lines = [
-        f"\n[bold]{duration(sim.makespan)}[/] an iteration: {compute} of compute over all devices, {moved} moved, "
-        f"{exposed} of it exposed on the critical path of {len(sim.critical_path)} of {len(sim.tasks)} tasks.",
+        f"\n[bold]{duration(sim.makespan)}[/] an iteration: {compute} of compute over all devices, {moved} moved. "
+        f"Of the iteration, {exposed} is exposed communication, on the critical path of {len(sim.critical_path)} of "
+        f"{len(sim.tasks)} tasks.",
     ]
     lines.append(f"{sim.throughput}.")
     if idle := idle_devices(sim):
         lines.append(f"The strategy {idle}.")
     if busiest:
         lines.append("Busiest links: " + ", ".join(f"{name} {links[name]:.0%}" for name in busiest) + ".")
-    return [table, *lines]
+    return [table, *lines, *_filled(sim)]
+
+
+def _filled(sim: Simulation) -> list[str]:
+    """What fills the fullest device, by kind and by layer; last of all, what does not fit."""
+    full = sim.fullest
+    name = sim.topology.devices[full.device].name
+    kinds = ", ".join(f"{kind} {scaled(size, 'B')}" for kind, size in full.kinds.items())
+    most = ", ".join(f"{layer} {scaled(size, 'B')}" for layer, size in list(by_layer(sim).items())[:LAYERS])
+    lines = [f"{name} is the fullest, with {scaled(full.peak, 'B')}: {kinds}."]
+    if most:
+        lines.append(f"Most of it by layer, without parameters and states: {most}.")
+    over = [(int(p) - d.memory, d) for p, d in zip(sim.memory.peak, sim.topology.devices) if p > d.memory]
+    if over:
+        worst, device = max(over, key=lambda pair: pair[0])
+        lines.append(
+            f"[red]It does not fit[/]: {len(over)} of {sim.topology.num_devices} devices would hold more than their "
+            f"memory; {device.name} {scaled(worst, 'B')} more than its {scaled(device.memory, 'B')}."
+        )
+    return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -122,7 +123,7 @@ class OperatorGraph:
                 raise ValueError(f"tensor {t.name!r} has the unknown source {t.source!r}")
             native.add_tensor(_SOURCES[t.source], ITEM_SIZES[t.dtype], t.grad, [[n] for n in t.shape])
         for op in self.ops:
-            _add_op(native, op)
+            _add_op(native, op, self.tensors)
         return native
 
     def save(self, path: str | Path) -> None:
@@ -189,7 +190,35 @@ def _check(graph: OperatorGraph) -> None:
     graph.native  # noqa: B018  builds the core's graph, which checks all indices inside ops
 
 
-def _add_op(native: _core.Graph, op: Op) -> None:
+_TURNS = ("permute", "transpose", "t")
+_VIEWS = ("view", "slice", "select", "expand", *_TURNS)
+
+
+def _storages(op: Op) -> list[int]:
+    """For each value the one that its bytes are counted with: itself, or what it is a view of. A reshaped value is a
+    copy where it was turned before. Where an op's output is a whole view of something inside, that counts as it."""
+    outer = {o.value for o in (*op.inputs, *op.outputs)}
+    storage, turned = list(range(len(op.values))), [False] * len(op.values)
+    for step in op.steps:
+        if step.kind not in _VIEWS or (step.kind == "view" and turned[step.inputs[0]]):
+            continue
+        base, made = step.inputs[0], step.outputs[0]
+        turned[made] = turned[base] or step.kind in _TURNS
+        if made not in outer:
+            storage[made] = storage[base]
+        elif storage[base] not in outer and op.values[made].bytes == op.values[storage[base]].bytes:
+            storage = [made if of == storage[base] else of for of in storage]
+    return storage
+
+
+def _add_op(native: _core.Graph, op: Op, tensors: Sequence[Tensor]) -> None:
+    try:
+        storage = _storages(op)
+        outer = {o.value: tensors[o.tensor] for o in (*op.inputs, *op.outputs)}
+        kept = {storage[v] for v in op.saved}  # a parameter is there all along
+    except IndexError:
+        raise ValueError(f"op {op.name!r} names a tensor or a value that is not there") from None
+    kept = {v for v in kept if v in op.saved or v not in outer or outer[v].source != "parameter"}
     steps = [
         (
             list(step.inputs),
@@ -213,7 +242,7 @@ def _add_op(native: _core.Graph, op: Op) -> None:
         (combine.mode == "gather", op.finishes, list(combine.dims), combine.factor,
          ITEM_SIZES[head_dtype]),
         op.backward,
-        [ITEM_SIZES[value.dtype] for value in op.values],
-        list(op.saved),
+        [ITEM_SIZES[v.dtype] if i in outer or storage[i] == i else 0 for i, v in enumerate(op.values)],
+        sorted(kept),
         op.extra,
     )  # fmt: skip

@@ -78,6 +78,15 @@ def _attention_flops(call: Call, extents: Extents) -> int:
     return 2 * rows * keys * widths
 
 
+def _attention_extra(call: Call, item: int) -> int:
+    """The sums of each row. Fused kernels for numbers of 4 bytes take no grouped queries: there, the scores, the scaled
+    queries and the repeated keys and values are kept."""
+    rows = prod(call.outputs[0][:-1])
+    if not call.args["enable_gqa"] or item < 4:
+        return rows * item
+    return (rows * call.shape("key")[-2] + 3 * prod(call.outputs[0])) * item
+
+
 _PRODUCT = Rule(_matmul, family="dense", partial=Partial(), flops=times(2), saves="factors", heavy=True)
 _ADD_PRODUCT = replace(
     _PRODUCT, line=_add_product, partial=Partial(finish=lambda call: True), saves="mat1 mat2 batch1 batch2"
@@ -105,7 +114,7 @@ RULES = {
         maps=lambda call: {"length": Map((0, 0, 1), (1, 0, 1))},
         flops=_attention_flops,
         saves="both",
-        extra=lambda call, item: prod(call.outputs[0][:-1]) * item,
+        extra=_attention_extra,
         heavy=True,
         name="attention",
     ),

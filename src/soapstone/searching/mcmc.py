@@ -12,7 +12,7 @@ from ..baselines import BASELINES
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph, scaled
-from ..simulator import Training, translated_errors
+from ..simulator import Training, translated_errors, workspace_of
 from ..strategy import Strategy
 from ..topology import Topology
 from .chain import NEVER, Budget, Chain
@@ -85,8 +85,8 @@ def search(
 
     It ends early where half of the budget brings nothing, and Ctrl-C ends it with what it has. The same seed and number
     of chains give the same result unless time ends it. `temperature` is the first one, as a share of the cost. What
-    does not surely fit into a device's memory is never returned unless `memory_limit` is False; SoapstoneError where
-    nothing that fits is found.
+    by its simulated peak does not fit into a device's memory is never returned unless `memory_limit` is False;
+    SoapstoneError where nothing that fits is found.
     """
     check_arguments(budget, proposals, seed, method, chains, temperature)
     if progress is not None and not callable(progress):
@@ -237,12 +237,13 @@ def _result(problem: Problem, chains: list[Chain], interrupt: Interrupt) -> Sear
 
 
 def _too_large(problem: Problem, best: Chain) -> str:
-    bound = problem.played(best.native.best).memory_bound(problem.num_states)
-    pairs = [(int(n) - device.memory, device) for n, device in zip(bound, problem.topology.devices)]
+    peak = problem.played(best.native.best).peak(problem.num_states, problem.num_temporaries)
+    needs = [int(n) + workspace_of(device) for n, device in zip(peak, problem.topology.devices)]
+    pairs = [(n - device.memory, device) for n, device in zip(needs, problem.topology.devices)]
     over, device = max(pairs, key=lambda pair: pair[0])
-    needs, has = scaled(device.memory + over, "B"), scaled(device.memory, "B")
+    wanted, has = scaled(device.memory + over, "B"), scaled(device.memory, "B")
     return (
-        f"no strategy that was found surely fits: the closest may need {needs} on {device.name}, which has {has}, "
+        f"no strategy that was found fits: the closest needs {wanted} on {device.name}, which has {has}, "
         f"{scaled(over, 'B')} too much; a smaller batch, more devices, bfloat16, or an optimizer with fewer states "
         "would help, and a longer search may; memory_limit=False (--no-memory-limit) searches without the limit"
     )

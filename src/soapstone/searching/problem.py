@@ -9,7 +9,16 @@ from .. import _core
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
-from ..simulator import KnownTimes, Training, check_training, machine_of, states_of, translated_errors
+from ..simulator import (
+    KnownTimes,
+    Training,
+    check_training,
+    machine_of,
+    states_of,
+    temporaries_of,
+    translated_errors,
+    workspace_of,
+)
 from ..space import Space
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
@@ -37,7 +46,9 @@ class Problem:
         self.times = KnownTimes(graph, topology, training.costs)
         self.machine = machine_of(topology, self.times, training)
         self.num_states = states_of(training.optimizer)
-        self.memory = [device.memory for device in topology.devices] if memory_limit else []
+        self.num_temporaries = temporaries_of(training.optimizer)
+        free = [max(0, device.memory - workspace_of(device)) for device in topology.devices]
+        self.memory = free if memory_limit else []
         self.space = Space(graph, topology)
         self.options = Options(self.space, self.times, progress)
 
@@ -51,6 +62,7 @@ class Problem:
             self.memory,
             self.num_states,
             bits,
+            self.num_temporaries,
         )
 
     def ask(self, strategy: Sequence[Native]) -> None:

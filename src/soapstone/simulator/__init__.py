@@ -1,7 +1,7 @@
 """Predict one training iteration: its time, what it moves, what it keeps in memory."""
 
 from .incremental import ENGINES, FASTEST, Simulator
-from .memory import Memory, states_of
+from .memory import Filling, Memory, states_of, temporaries_of, workspace_of
 from .simulation import Simulation, simulate
 from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
 from .throughput import Throughput, counted, throughput
@@ -18,6 +18,7 @@ __all__ = [
     "SYNC",
     "TRANSFER",
     "UPDATE",
+    "Filling",
     "KnownTimes",
     "Memory",
     "Simulation",
@@ -29,6 +30,8 @@ __all__ = [
     "machine_of",
     "simulate",
     "states_of",
+    "temporaries_of",
     "throughput",
     "translated_errors",
+    "workspace_of",
 ]

@@ -55,7 +55,7 @@ class Simulator:
     @property
     def memory_bound(self) -> np.ndarray:
         """Bytes by device that no order of the tasks can pass, of what is proposed, else of the strategy."""
-        return bound_of(self.native, self.training.optimizer)
+        return bound_of(self.native, self.topology, self.training.optimizer)
 
     def propose(
         self, changes: Mapping[str, Configuration], *, limit: int | None = None, engine: str = FASTEST

@@ -1,38 +1,56 @@
 """What each device must hold.
 
-A part keeps what its backward reads: its share of the values that the graph names as saved, halos and received copies
-included. While it runs, it also holds everything that it reads and makes; what it makes stays until the last reader on
-its device, or the last message that carries it, is done; a message's bytes lie at its receiver until the readers there
-are done. Gradients, optimizer states and the buckets of a sync come on top. The bound adds all of this up whatever the
-order; the peak follows the timeline.
+The core writes down what comes and goes along the timeline (`cpp/engines/ledger.hpp`): values from when they are made
+until the last that reads or saves them is done, each once on a device; their gradients; what ops keep and work with;
+buckets. Gradients of parameters begin with backward and last until the update, as after `zero_grad(set_to_none=True)`.
+Parameters, the optimizer's states and the libraries' workspaces are there all along. The bound adds all of this up
+whatever the order; the peak follows the timeline.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph import OperatorGraph
-from .tasks import BACKWARD, FORWARD, SYNC
-
 if TYPE_CHECKING:
     from .. import _core
-    from ..strategy import Strategy
+    from ..topology import Device, Topology
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+TEMPORARIES = {"sgd": 0, "momentum": 0, "adam": 1, "adamw": 1}  # Adam takes the roots of all its states at once
+CONTENTS = ("activations", "gradients", "activation gradients", "buckets", "work")  # of a holding, by number
+# cuBLAS' workspace of one handle: PyTorch's default on Hopper and later, and before. Forward and backward run on a
+# thread each, and each thread has its handle.
+WORKSPACE, OLD_WORKSPACE, HANDLES = 32 << 20, (4096 * 2 + 16 * 8) << 10, 2
 
 
-def bound_of(native: _core.TaskGraph | _core.Simulator, optimizer: str) -> np.ndarray:
+def bound_of(native: _core.TaskGraph | _core.Simulator, topology: Topology, optimizer: str) -> np.ndarray:
     """Bytes by device that no order of the tasks can pass."""
-    return native.memory_bound(states_of(optimizer))
+    bound: np.ndarray = native.memory_bound(states_of(optimizer) + temporaries_of(optimizer)) + workspaces_of(topology)
+    return bound
 
 
 def states_of(optimizer: str) -> int:
     """How many numbers an optimizer keeps for each element."""
     return STATES.get(optimizer, 2)
+
+
+def temporaries_of(optimizer: str) -> int:
+    """How many more it works on while it updates."""
+    return TEMPORARIES.get(optimizer, 1)
+
+
+def workspace_of(device: Device) -> int:
+    """Bytes that libraries take on a device for themselves."""
+    if device.kind.startswith("cpu"):
+        return 0
+    return HANDLES * (WORKSPACE if device.kind.startswith(("h100", "h200", "b200")) else OLD_WORKSPACE)
+
+
+def workspaces_of(topology: Topology) -> np.ndarray:
+    return np.array([workspace_of(device) for device in topology.devices], np.int64)
 
 
 @dataclass(frozen=True)
@@ -44,95 +62,68 @@ class Memory:
     states: np.ndarray
     saved: np.ndarray
     made: np.ndarray  # outputs, and what messages bring
-    transient: np.ndarray  # of the largest task
+    transient: np.ndarray  # of the largest task, and what the update works on
     buckets: np.ndarray
+    workspace: np.ndarray
     bound: np.ndarray
     peak: np.ndarray  # along the timeline
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """Bytes of each part of one op, where the parts run, and how many of them share one output part."""
+class Filling:
+    """What lies on a device when it holds most: bytes by kind, and by op the activations and gradients, the largest
+    first."""
 
-    saved: list[int]
-    made: list[int]
-    working: list[int]
-    copies: int
-    devices: list[int]
-
-
-def memory_of(
-    graph: OperatorGraph, strategy: Strategy, native: _core.TaskGraph, tasks: np.ndarray, optimizer: str
-) -> Memory:
-    """The memory of a played task graph; `tasks` are its rows with their times."""
-    count = strategy.topology.num_devices
-    parameters, gradients, saved, made, buckets, transient = native.memory()
-    states = gradients * states_of(optimizer)
-    parts = [_Parts(*native.part_bytes(i), devices) for i, (_, devices) in enumerate(strategy.native)]
-    ledger = _Ledger(native, tasks, parts, count)
-    ledger.computes()
-    ledger.messages(graph.producer)
-    peak = parameters + gradients + states + ledger.peak()
-    bound = bound_of(native, optimizer)
-    return Memory(parameters, gradients, states, saved, made, transient, buckets, bound, peak)
+    device: int
+    peak: int
+    kinds: dict[str, int]
+    ops: dict[int, int]
 
 
-class _Ledger:
-    """What comes and goes on each device, and when. All parts of all ops stand in one row."""
+class Ledger:
+    """What is held along a timeline, beside parameters and states."""
 
-    def __init__(self, native: _core.TaskGraph, tasks: np.ndarray, parts: list[_Parts], count: int) -> None:
-        self.native, self.tasks, self.parts, self.count = native, tasks, parts, count
-        self.first = np.cumsum([0, *(len(part.devices) for part in parts)])  # of each op, in the row
-        self.device = np.concatenate([part.devices for part in parts])
-        self.saved, self.outputs = (np.concatenate([getattr(p, name) for p in parts]) for name in ("saved", "made"))
-        self.done = np.zeros(len(self.device), np.int64)  # when a part's forward is over
-        self.rows: list[np.ndarray] = []  # (device, time, bytes)
+    def __init__(self, native: _core.TaskGraph, timeline: _core.Timeline, optimizer: str, count: int) -> None:
+        columns = native.holdings(timeline, temporaries_of(optimizer))
+        self.device, self.content, self.op, self.since, self.until, self.bytes = columns
+        self.count = count
 
-    def hold(self, device: np.ndarray, since: np.ndarray, until: np.ndarray, size: np.ndarray) -> None:
-        self.rows += [np.stack([device, since, size]), np.stack([device, np.maximum(since, until), -size])]
+    def peak_at(self, device: int) -> tuple[int, int]:
+        """The most that lies there at a time, and when."""
+        own = self.device == device
+        times = np.concatenate([self.since[own], self.until[own]])
+        sizes = np.concatenate([self.bytes[own], -self.bytes[own]])
+        order = np.lexsort((sizes, times))  # at one time, what goes goes first
+        sums = sizes[order].cumsum()
+        if not len(sums):
+            return 0, 0
+        top = int(sums.argmax())
+        return int(sums[top]), int(times[order[top]])
 
-    def computes(self) -> None:
-        """Every task's own memory while it runs, and what stays of a part until its backward is over."""
-        tasks, working = self.tasks, np.concatenate([part.working for part in self.parts])
-        over = np.zeros_like(self.done)
-        for kind, when in ((FORWARD, self.done), (BACKWARD, over)):
-            rows = tasks[tasks["kind"] == kind]
-            place = self.first[rows["op"]] + rows["part"]
-            self.hold(self.device[place], rows["start"], rows["end"], working[place])
-            np.maximum.at(when, place, rows["end"])
-        self.hold(self.device, self.done, over, self.saved)
-        for row in np.flatnonzero(tasks["kind"] == SYNC):
-            devices = np.array(self.native.task(int(row)).devices)
-            start, end, size = (np.full(len(devices), tasks[name][row]) for name in ("start", "end", "bytes"))
-            self.hold(devices, start, end, size)
-
-    def messages(self, maker: dict[int, int]) -> None:
-        """Outputs until their readers and messages are done, messages until their readers are."""
-        tensor, part, device, source, forward, backward, begin, ops, parts = self.native.flow_columns()
-        read = np.maximum.reduceat(self.done[self.first[ops] + parts], begin) if len(begin) else begin
-        for row, at in ((forward, device), (backward, source)):
-            moved = row >= 0
-            tasks = self.tasks[row[moved]]
-            until = np.maximum(read[moved], tasks["end"]) if at is device else tasks["end"]
-            self.hold(at[moved], tasks["start"], until, tasks["bytes"])
-        read = np.where(forward >= 0, self.tasks["end"][forward], read)
-        self._outputs(np.array([maker[t] for t in tensor.tolist()], np.int64), part, source, read)
-
-    def _outputs(self, op: np.ndarray, part: np.ndarray, source: np.ndarray, read: np.ndarray) -> None:
-        """An output part lies at each of its holders; a flow takes it from one of them."""
-        copies = np.array([part.copies for part in self.parts])
-        own = np.concatenate([np.arange(len(p.devices)) // p.copies for p in self.parts])
-        begin = np.cumsum([0, *(len(p.devices) // p.copies for p in self.parts)])
-        owner = np.repeat(np.arange(len(copies)), np.diff(self.first))
-        keys = (begin[owner] + own) * self.count + self.device
-        distinct, place = np.unique(keys, return_inverse=True)
-        until = np.zeros(len(distinct), np.int64)
-        if len(op):
-            np.maximum.at(until, np.searchsorted(distinct, (begin[op] + part) * self.count + source), read)
-        self.hold(self.device, self.done, until[place], self.outputs)
-
+    @property
     def peak(self) -> np.ndarray:
-        rows = np.concatenate(self.rows, axis=1)
-        rows = rows[:, np.lexsort((rows[2], rows[1], rows[0]))]  # at one time, what goes goes first
-        cuts = np.searchsorted(rows[0], np.arange(self.count + 1))
-        return np.array([rows[2, a:b].cumsum().max(initial=0) for a, b in pairwise(cuts)])
+        return np.array([self.peak_at(device)[0] for device in range(self.count)], np.int64)
+
+    def filling(self, device: int, memory: Memory) -> Filling:
+        """What fills a device at its peak."""
+        _, when = self.peak_at(device)
+        there = (self.device == device) & (self.since <= when) & (when < self.until)
+        held = np.bincount(self.content[there], self.bytes[there], len(CONTENTS)).astype(np.int64)
+        kinds = {"parameters": int(memory.parameters[device]), "optimizer state": int(memory.states[device])}
+        kinds |= {name: int(size) for name, size in zip(CONTENTS, held)}
+        kinds["workspace"] = int(memory.workspace[device]) + kinds.pop("work")
+        there &= self.op >= 0
+        by_op = np.bincount(self.op[there], self.bytes[there]).astype(np.int64)
+        ops = {int(op): int(by_op[op]) for op in np.argsort(-by_op, kind="stable") if by_op[op]}
+        shown = {kind: size for kind, size in sorted(kinds.items(), key=lambda item: -item[1]) if size}
+        return Filling(device, int(memory.peak[device]), shown, ops)
+
+
+def memory_of(native: _core.TaskGraph, topology: Topology, ledger: Ledger, optimizer: str) -> Memory:
+    """The memory of a played task graph."""
+    parameters, gradients, saved, made, buckets, transient = native.memory()
+    states, workspace = gradients * states_of(optimizer), workspaces_of(topology)
+    transient = transient + gradients * temporaries_of(optimizer)
+    peak = parameters + states + workspace + ledger.peak
+    bound = bound_of(native, topology, optimizer)
+    return Memory(parameters, gradients, states, saved, made, transient, buckets, workspace, bound, peak)

@@ -11,7 +11,7 @@ from .. import _core
 from ..graph import OperatorGraph
 from ..strategy import Strategy
 from ..topology import Topology
-from .memory import Memory, memory_of
+from .memory import Filling, Ledger, Memory, memory_of
 from .path import critical_path
 from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE
 from .throughput import Throughput, throughput
@@ -94,16 +94,27 @@ class Simulation:
 
     @cached_property
     def exposed_communication(self) -> float:
-        """Seconds of the critical path in which something is moved."""
+        """Seconds of the critical path in which something is moved and no task of the path before it still runs; never
+        more than the makespan."""
         rows = self.tasks[self.critical_path]
-        ends = np.concatenate([[0], rows["end"][:-1]])
+        ends = np.maximum.accumulate(np.concatenate([[0], rows["end"]]))
         moving = np.isin(rows["kind"], (TRANSFER, COMBINE, SYNC))
-        return float((rows["end"] - np.minimum(ends, rows["end"]))[moving].sum()) * 1e-9
+        return float(np.diff(ends)[moving].sum()) * 1e-9
 
     @cached_property
     def memory(self) -> Memory:
         """What each device must hold: an upper bound, its parts, and the peak along this timeline."""
-        return memory_of(self.graph, self.strategy, self.native, self.tasks, self.training.optimizer)
+        return memory_of(self.native, self.topology, self._ledger, self.training.optimizer)
+
+    @cached_property
+    def fullest(self) -> Filling:
+        """What fills the device that is nearest to its memory, or furthest above it."""
+        share = [peak / device.memory for peak, device in zip(self.memory.peak, self.topology.devices)]
+        return self._ledger.filling(int(np.argmax(share)), self.memory)
+
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.native, self.timeline, self.training.optimizer, self.topology.num_devices)
 
     @property
     def peak_memory(self) -> list[int]:

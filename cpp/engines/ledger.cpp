@@ -1,0 +1,250 @@
+#include "engines/ledger.hpp"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace soapstone {
+
+namespace {
+
+bool contains(const std::vector<int32_t>& values, int32_t value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+bool is_outer(const Op& op, int32_t value) {
+  const auto is = [&](const Operand& operand) { return operand.value == value; };
+  return std::any_of(op.inputs.begin(), op.inputs.end(), is) || std::any_of(op.outputs.begin(), op.outputs.end(), is);
+}
+
+}  // namespace
+
+const Ledger::Parts& Ledger::parts_of(OpIndex index) {
+  const Layout& layout = *graph_.ops[index].layout;
+  const auto [at, is_new] = known_.try_emplace(layout.id);
+  Parts& found = at->second;
+  if (!is_new) return found;
+  const Op& op = graph_.graph.ops[index];
+  found.inputs.resize(op.inputs.size());
+  found.outputs.resize(op.outputs.size());
+  RegionFinder finder(op);
+  for (const Part part : layout.parts()) {
+    const Regions& regions = finder.of(op_box(op, layout.degrees, part.value));
+    const auto bytes = [&](int32_t value) { return volume(regions.values[value]) * op.item_sizes[value]; };
+    int64_t outer_saved = 0, temporary = 0, most = 0, inside = 0;
+    for (const int32_t value : op.saved) (is_outer(op, value) ? outer_saved : inside) += bytes(value);
+    const int64_t kept = layout.saved[part] - outer_saved, extra = kept - inside;
+    for (int32_t value = 0; value < static_cast<int32_t>(op.values.size()); ++value)
+      if (!is_outer(op, value) && !contains(op.saved, value)) temporary += bytes(value);
+    for (const Step& step : op.steps) {  // a step's backward holds the gradients on both of its sides
+      int64_t sum = 0;
+      for (const auto* values : {&step.inputs, &step.outputs})
+        for (const int32_t value : *values) sum += is_outer(op, value) ? 0 : bytes(value);
+      most = std::max(most, sum);
+    }
+    found.kept.push_back(kept);
+    found.forward.push_back(temporary);
+    found.backward.push_back(most + extra);
+    for (size_t i = 0; i < op.inputs.size(); ++i) found.inputs[i].push_back(bytes(op.inputs[i].value));
+    for (size_t i = 0; i < op.outputs.size(); ++i) found.outputs[i].push_back(bytes(op.outputs[i].value));
+  }
+  return found;
+}
+
+void Ledger::hold(Device device, int64_t since, int64_t until, int64_t bytes, Content content, OpIndex op) {
+  if (bytes > 0 && until > since) holdings_.push_back({device, since, until, bytes, content, op});
+}
+
+void Ledger::find_spans(const TaskTimes& times) {
+  spans_.resize(graph_.ops.size());
+  for (const OpIndex op : graph_.ops.indices()) {
+    const auto& block = *graph_.ops[op].block;
+    const auto& layout = *graph_.ops[op].layout;
+    spans_[op].resize(layout.num_parts);
+    for (const Part part : layout.parts()) {
+      Span span{times.start[block.forward[part]], times.end[block.forward[part]], -1, -1};
+      const Part first = block.first_on_device[part];  // finishes for all of its device
+      if (!block.finish_forward.empty() && block.finish_forward[first] != none)
+        span.until = std::max(span.until, times.end[block.finish_forward[first]]);
+      if (!block.backward.empty()) {
+        span.back_since = times.start[block.backward[part]];
+        span.back_until = times.end[block.backward[part]];
+      }
+      spans_[op][part] = span;
+    }
+  }
+}
+
+const std::vector<Holding>& Ledger::write(const TaskTimes& times, int64_t num_temporaries) {
+  if (known_.size() > 100'000) known_.clear();
+  holdings_.clear();
+  find_spans(times);
+  for (const OpIndex op : graph_.ops.indices()) write_parts(op, times);
+  for (int32_t tensor = 0; tensor < static_cast<int32_t>(graph_.flows.size()); ++tensor)
+    if (graph_.flows[tensor]) write_tensor(tensor, times);
+  int64_t end = 0;
+  for (const auto& [begin, count] : graph_.slots())
+    for (int32_t i = 0; i < count; ++i) end = std::max(end, times.end[begin + i]);
+  write_sums(times, end);
+  for (const Device device : graph_.totals.memory.gradients.indices()) {
+    if (!graph_.updates.is_there(device)) continue;
+    const Slot slot = graph_.updates.slot_of(device);
+    hold(device, times.start[slot], times.end[slot], num_temporaries * graph_.totals.memory.gradients[device],
+         Content::working, none);
+  }
+  return holdings_;
+}
+
+void Ledger::write_parts(OpIndex index, const TaskTimes& times) {
+  const Op& op = graph_.graph.ops[index];
+  const Parts& parts = parts_of(index);
+  const auto& devices = graph_.ops[index].configuration.devices;
+  const auto& block = *graph_.ops[index].block;
+  const auto work = [&](const By<Part, Slot>& slots, Part part, int64_t bytes) {
+    if (slots.empty() || slots[part] == none) return;
+    hold(devices[part], times.start[slots[part]], times.end[slots[part]], bytes, Content::working, index);
+  };
+  for (const Part part : graph_.ops[index].layout->parts()) {
+    const auto& [since, until, back_since, back_until] = spans_[index][part];
+    const Device device = devices[part];
+    hold(device, since, std::max(until, back_until), parts.kept[part], Content::activation, index);
+    work(block.forward, part, parts.forward[part]);
+    work(block.finish_forward, part, parts.forward[part]);
+    work(block.finish_backward, part, parts.backward[part]);
+    work(block.backward, part, parts.backward[part]);
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (graph_.graph.tensors[op.inputs[i].tensor].source != Source::input) continue;
+      const bool is_saved = contains(op.saved, op.inputs[i].value);
+      const int64_t last = is_saved ? std::max(until, back_until) : until;
+      hold(device, since, last, parts.inputs[i][part], Content::activation, index);
+    }
+  }
+}
+
+namespace {
+
+// A part of a tensor on a device, and its gradient there.
+struct Store {
+  int64_t bytes = 0, since = INT64_MAX, until = 0, back_since = INT64_MAX, back_until = 0;
+};
+
+}  // namespace
+
+void Ledger::write_tensor(int32_t tensor, const TaskTimes& times) {
+  const auto& [source, item_size, grad, factoring, maker, output, readers] = graph_.graph.tensors[tensor];
+  const FlowBlock& block = *graph_.flows[tensor];
+  const auto& state = graph_.ops[maker];
+  const Op& made_by = graph_.graph.ops[maker];
+  const bool maker_saves = contains(made_by.saved, made_by.outputs[output].value);
+  const auto& made = parts_of(maker).outputs[output];
+  std::map<std::pair<OutputPart, Device>, Store> stores;
+  for (const Part part : state.layout->parts()) {
+    const Span& span = spans_[maker][part];
+    auto& store = stores[{state.layout->output_of(part), state.configuration.devices[part]}];
+    store.bytes = made[part];
+    store.since = std::min(store.since, span.since);
+    store.until = std::max({store.until, span.until, maker_saves ? span.back_until : 0});
+    store.back_until = std::max(store.back_until, span.back_until);
+  }
+  std::map<std::pair<int32_t, Part>, int32_t> num_flows;  // of each reading part
+  for (const auto& reader : block.readers) ++num_flows[{reader.reader, reader.part}];
+  std::map<std::pair<int32_t, Part>, bool> is_copied;
+  for (size_t i = 0; i < block.flows.size(); ++i) {
+    const Flow& flow = block.flows[i];
+    auto& store = stores[{flow.part, flow.device}];
+    if (flow.moves()) {
+      auto& from = stores[{flow.part, flow.source}];
+      store.bytes = flow.bytes;
+      store.since = times.start[flow.forward];
+      from.until = std::max(from.until, times.end[flow.forward]);
+      if (flow.backward != none) {
+        store.back_until = times.end[flow.backward];
+        from.back_since = std::min(from.back_since, times.end[flow.backward]);
+        hold(flow.source, times.start[flow.backward], times.end[flow.backward], flow.bytes, Content::returned, maker);
+      }
+    }
+    for (const auto& [reader, part] : block.readers_of(i)) {
+      const auto& [op, input] = readers[reader];
+      const Span& span = spans_[op][part];
+      const int64_t bytes = parts_of(op).inputs[input][part];
+      const bool is_one = num_flows[{reader, part}] == 1;
+      const bool saves = contains(graph_.graph.ops[op].saved, graph_.graph.ops[op].inputs[input].value);
+      const int64_t last = saves ? std::max(span.until, span.back_until) : span.until;
+      const bool is_shared = is_one && (bytes == store.bytes || last == span.until);
+      store.until = std::max(store.until, is_shared ? last : span.until);
+      const int64_t copied_until = saves ? last : times.end[graph_.ops[op].block->forward[part]];
+      if (!is_shared && !std::exchange(is_copied[{reader, part}], true))
+        hold(flow.device, span.since, copied_until, bytes, saves ? Content::activation : Content::working, op);
+      if (flow.returns && span.back_since >= 0) store.back_since = std::min(store.back_since, span.back_since);
+    }
+  }
+  for (size_t i = 0; i < block.flows.size(); ++i) {  // what is added to a gradient lies beside it
+    const Flow& flow = block.flows[i];
+    if (!flow.returns) continue;
+    const auto& store = stores[{flow.part, flow.device}];
+    for (const auto& [reader, part] : block.readers_of(i)) {
+      const auto& [op, input] = readers[reader];
+      const Span& span = spans_[op][part];
+      if (span.back_since > store.back_since)
+        hold(flow.device, span.back_since, span.back_until, std::min(store.bytes, parts_of(op).inputs[input][part]),
+             Content::working, op);
+    }
+  }
+  for (const auto& [place, store] : stores) {
+    hold(place.second, store.since, store.until, store.bytes, Content::activation, maker);
+    hold(place.second, store.back_since, store.back_until, store.bytes, Content::returned, maker);
+  }
+}
+
+void Ledger::write_sums(const TaskTimes& times, int64_t end) {
+  const auto& groups = graph_.syncs.groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const SyncBlock& block = *graph_.syncs[g];
+    for (size_t i = 0; groups[g].grad && i < block.pieces.size(); ++i)
+      for (const Piece& piece : *block.pieces[i]) {
+        const int64_t bytes = piece.elements * graph_.graph.tensors[groups[g].tensors[i]].item_size;
+        for (const Device device : piece.holders) {
+          int64_t since = INT64_MAX;
+          OpIndex first = none;
+          const auto each_backward = [&](auto visit) {
+            for (const auto& [place, part] : piece.parts) {
+              const OpIndex op = groups[g].ops[place];
+              if (graph_.ops[op].configuration.devices[part] == device && spans_[op][part].back_since >= 0)
+                visit(op, spans_[op][part]);
+            }
+          };
+          each_backward([&](OpIndex op, const Span& span) {
+            if (span.back_since >= since) return;
+            since = span.back_since;
+            first = op;
+          });
+          hold(device, since, end, bytes, Content::gradient, first);
+          each_backward([&](OpIndex op, const Span& span) {
+            if (span.back_since > since) hold(device, span.back_since, span.back_until, bytes, Content::working, op);
+          });
+        }
+      }
+    for (const Bucket& bucket : block.tasks->buckets)
+      for (const Device device : bucket.holders)
+        if (bucket.slot != none)
+          hold(device, times.start[bucket.slot], times.end[bucket.slot], bucket.bytes, Content::bucket,
+               groups[g].ops[0]);
+  }
+}
+
+By<Device, int64_t> Ledger::peak() const {
+  std::vector<std::tuple<Device, int64_t, int64_t>> events;  // at one time, what goes goes first
+  events.reserve(2 * holdings_.size());
+  for (const auto& [device, since, until, bytes, content, op] : holdings_) {
+    events.emplace_back(device, since, bytes);
+    events.emplace_back(device, until, -bytes);
+  }
+  std::sort(events.begin(), events.end());
+  By<Device, int64_t> peak(graph_.machine.topology.num_devices());
+  int64_t now = 0;  // all that comes to a device goes again
+  for (const auto& [device, time, bytes] : events) peak[device] = std::max(peak[device], now += bytes);
+  return peak;
+}
+
+}  // namespace soapstone

@@ -1,0 +1,63 @@
+// What comes and goes on each device along a play.
+//
+// A value that passes from op to op lies once on a device, whoever reads it: from when it is made or arrives until its
+// last reader is done, or until the backward of those that save it whole. A part that reads it in pieces has a copy of
+// its own. What an op keeps inside stays until its backward is over. The gradient of such a value begins with the first
+// backward that makes it, and a parameter's lasts until the update; a further one to be added lies beside it meanwhile.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "tasks/taskgraph.hpp"
+
+namespace soapstone {
+
+enum class Content : int32_t { activation, gradient, returned, bucket, working };
+
+struct Holding {
+  Device device;
+  int64_t since, until, bytes;
+  Content content;
+  OpIndex op;  // none: the update's
+};
+
+struct TaskTimes {
+  By<Slot, int64_t> start, end;
+};
+
+class Ledger {
+ public:
+  explicit Ledger(const TaskGraph& graph) : graph_(graph) {}
+
+  // All that is held along a play, but for parameters and the optimizer's states. An update works on so many numbers
+  // for each element.
+  const std::vector<Holding>& write(const TaskTimes& times, int64_t num_temporaries);
+  // The most that lies on each device at a time, of what was written last.
+  By<Device, int64_t> peak() const;
+
+ private:
+  // Bytes of each part of a layout.
+  struct Parts {
+    By<Part, int64_t> kept, forward, backward;       // inside the op: stays, and comes and goes at work
+    std::vector<By<Part, int64_t>> inputs, outputs;  // by operand
+  };
+  struct Span {
+    int64_t since, until, back_since, back_until;  // back: -1 where nothing comes back
+  };
+
+  const Parts& parts_of(OpIndex op);
+  void find_spans(const TaskTimes& times);
+  void hold(Device device, int64_t since, int64_t until, int64_t bytes, Content content, OpIndex op);
+  void write_parts(OpIndex op, const TaskTimes& times);
+  void write_tensor(int32_t tensor, const TaskTimes& times);
+  void write_sums(const TaskTimes& times, int64_t end);
+
+  const TaskGraph& graph_;
+  std::unordered_map<int32_t, Parts> known_;  // by the layout's number
+  By<OpIndex, By<Part, Span>> spans_;
+  std::vector<Holding> holdings_;
+};
+
+}  // namespace soapstone
