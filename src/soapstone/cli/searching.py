@@ -30,7 +30,7 @@ Budget = Annotated[float, typer.Option(min=LEAST_SECONDS, help="Seconds that a s
 Proposals = Annotated[int | None, typer.Option(min=1, help="Proposals that a search may make.")]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn at random.")]
 Chains = Annotated[int, typer.Option(min=1, max=256, help="Chains side by side, each on a thread of its own.")]
-MemoryLimit = Annotated[bool, typer.Option(help="Keep to what surely fits into the devices' memory.")]
+MemoryLimit = Annotated[bool, typer.Option(help="Keep to what fits into the devices' memory.")]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Write the strategy here; else to MODEL.TOPOLOGY.json."),

@@ -52,7 +52,11 @@ def closing(comparison: Comparison) -> list[str]:
     together = comparison.theirs.makespan_ns - comparison.ours.makespan_ns
     return [
         *([f"{idle} {more}{'choice changes' if idle == 1 else 'choices change'} nothing."] if idle else []),
-        *([f"{comparison.others} lesser choices are left out."] if comparison.others else []),
+        *(
+            [f"{comparison.others} lesser {'choice is' if comparison.others == 1 else 'choices are'} left out."]
+            if comparison.others
+            else []
+        ),
         f"All together: {sooner(together)}.",
     ]
 
