@@ -74,9 +74,9 @@ void bind_times(nb::module_& m) {
           nb::arg("op"), nb::arg("degrees"), "The distinct extents of an op's parts.")
       .def("has", &Times::has, nb::arg("op"), nb::arg("degrees"), nb::arg("kind"))
       .def("set", set_times, nb::arg("op"), nb::arg("degrees"), nb::arg("kind"), nb::arg("times"),
-           "Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents, then "
-           "what "
-           "a host takes to launch each.");
+           "For each of the distinct extents, nanoseconds (forward, backward, finish forward, finish backward), and of "
+           "a "
+           "host that launches each.");
   using soapstone::Machine;
   nb::class_<Machine>(m, "Machine")
       .def(

@@ -26,14 +26,7 @@ void Accepted::progress_at(Position position, By<Resource, Progress>& progress) 
     progress.assign(graph_.totals.work.size(), {});
   for (const Position i : range(point ? point->position : Position(0), position)) {
     const Slot slot = order_[i];
-    const Task& task = graph_.pool.tasks[slot];
-    const int64_t start = launch(task, ready_[slot], progress);
-    task.each_hold([&](const Hold& hold) {
-      auto& [free, served, launched] = progress[hold.resource];
-      if (!hold.is_busy()) return;
-      free = std::max(start, free) + hold.duration;
-      served += hold.duration;
-    });
+    serve(graph_.pool.tasks[slot], ready_[slot], progress, [](int64_t) {});
   }
 }
 

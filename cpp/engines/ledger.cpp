@@ -122,48 +122,60 @@ void Ledger::write_parts(OpIndex index, const TaskTimes& times) {
   }
 }
 
-namespace {
-
-// A part of a tensor on a device, and its gradient there.
-struct Store {
-  int64_t bytes = 0, since = INT64_MAX, until = 0, back_since = INT64_MAX, back_until = 0;
-};
-
-}  // namespace
-
 void Ledger::write_tensor(int32_t tensor, const TaskTimes& times) {
-  const auto& [source, item_size, grad, factoring, maker, output, readers] = graph_.graph.tensors[tensor];
+  Stores stores = made_stores(tensor);
   const FlowBlock& block = *graph_.flows[tensor];
+  const OpIndex maker = graph_.graph.tensors[tensor].producer;
+  for (const Flow& flow : block.flows)
+    if (flow.moves()) move(flow, maker, times, stores);
+  read_stores(tensor, times, stores);
+  hold_added(tensor, stores);
+  for (const auto& [place, store] : stores) {
+    hold(place.second, store.since, store.until, store.bytes, Content::activation, maker);
+    hold(place.second, store.back_since, store.back_until, store.bytes, Content::returned, maker);
+  }
+}
+
+// Where it is made.
+Ledger::Stores Ledger::made_stores(int32_t tensor) {
+  const auto& [source, item_size, grad, factoring, maker, output, readers] = graph_.graph.tensors[tensor];
   const auto& state = graph_.ops[maker];
-  const Op& made_by = graph_.graph.ops[maker];
-  const bool maker_saves = contains(made_by.saved, made_by.outputs[output].value);
+  const Op& op = graph_.graph.ops[maker];
+  const bool is_saved = contains(op.saved, op.outputs[output].value);
   const auto& made = parts_of(maker).outputs[output];
-  std::map<std::pair<OutputPart, Device>, Store> stores;
+  Stores stores;
   for (const Part part : state.layout->parts()) {
     const Span& span = spans_[maker][part];
     auto& store = stores[{state.layout->output_of(part), state.configuration.devices[part]}];
     store.bytes = made[part];
     store.since = std::min(store.since, span.since);
-    store.until = std::max({store.until, span.until, maker_saves ? span.back_until : 0});
+    store.until = std::max({store.until, span.until, is_saved ? span.back_until : 0});
     store.back_until = std::max(store.back_until, span.back_until);
   }
+  return stores;
+}
+
+void Ledger::move(const Flow& flow, OpIndex maker, const TaskTimes& times, Stores& stores) {
+  auto& from = stores[{flow.part, flow.source}];
+  auto& to = stores[{flow.part, flow.device}];
+  to.bytes = flow.bytes;
+  to.since = times.start[flow.forward];
+  from.until = std::max(from.until, times.end[flow.forward]);
+  if (flow.backward == none) return;
+  to.back_until = times.end[flow.backward];
+  from.back_since = std::min(from.back_since, times.end[flow.backward]);
+  hold(flow.source, times.start[flow.backward], times.end[flow.backward], flow.bytes, Content::returned, maker);
+}
+
+void Ledger::read_stores(int32_t tensor, const TaskTimes& times, Stores& stores) {
+  const auto& readers = graph_.graph.tensors[tensor].readers;
+  const FlowBlock& block = *graph_.flows[tensor];
   std::map<std::pair<int32_t, Part>, int32_t> num_flows;  // of each reading part
   for (const auto& reader : block.readers) ++num_flows[{reader.reader, reader.part}];
   std::map<std::pair<int32_t, Part>, bool> is_copied;
   for (size_t i = 0; i < block.flows.size(); ++i) {
     const Flow& flow = block.flows[i];
     auto& store = stores[{flow.part, flow.device}];
-    if (flow.moves()) {
-      auto& from = stores[{flow.part, flow.source}];
-      store.bytes = flow.bytes;
-      store.since = times.start[flow.forward];
-      from.until = std::max(from.until, times.end[flow.forward]);
-      if (flow.backward != none) {
-        store.back_until = times.end[flow.backward];
-        from.back_since = std::min(from.back_since, times.end[flow.backward]);
-        hold(flow.source, times.start[flow.backward], times.end[flow.backward], flow.bytes, Content::returned, maker);
-      }
-    }
     for (const auto& [reader, part] : block.readers_of(i)) {
       const auto& [op, input] = readers[reader];
       const Span& span = spans_[op][part];
@@ -179,21 +191,22 @@ void Ledger::write_tensor(int32_t tensor, const TaskTimes& times) {
       if (flow.returns && span.back_since >= 0) store.back_since = std::min(store.back_since, span.back_since);
     }
   }
-  for (size_t i = 0; i < block.flows.size(); ++i) {  // what is added to a gradient lies beside it
+}
+
+// What is added to a gradient lies beside it.
+void Ledger::hold_added(int32_t tensor, const Stores& stores) {
+  const FlowBlock& block = *graph_.flows[tensor];
+  for (size_t i = 0; i < block.flows.size(); ++i) {
     const Flow& flow = block.flows[i];
     if (!flow.returns) continue;
-    const auto& store = stores[{flow.part, flow.device}];
+    const Store& store = stores.at({flow.part, flow.device});
     for (const auto& [reader, part] : block.readers_of(i)) {
-      const auto& [op, input] = readers[reader];
+      const auto& [op, input] = graph_.graph.tensors[tensor].readers[reader];
       const Span& span = spans_[op][part];
       if (span.back_since > store.back_since)
         hold(flow.device, span.back_since, span.back_until, std::min(store.bytes, parts_of(op).inputs[input][part]),
              Content::working, op);
     }
-  }
-  for (const auto& [place, store] : stores) {
-    hold(place.second, store.since, store.until, store.bytes, Content::activation, maker);
-    hold(place.second, store.back_since, store.back_until, store.bytes, Content::returned, maker);
   }
 }
 

@@ -6,8 +6,9 @@
 // backward that makes it, and a parameter's lasts until the update; a further one to be added lies beside it meanwhile.
 #pragma once
 
-#include <memory>
+#include <map>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tasks/taskgraph.hpp"
@@ -47,11 +48,21 @@ class Ledger {
     int64_t since, until, back_since, back_until;  // back: -1 where nothing comes back
   };
 
+  // A part of a tensor on a device, and its gradient there.
+  struct Store {
+    int64_t bytes = 0, since = INT64_MAX, until = 0, back_since = INT64_MAX, back_until = 0;
+  };
+  using Stores = std::map<std::pair<OutputPart, Device>, Store>;
+
   const Parts& parts_of(OpIndex op);
   void find_spans(const TaskTimes& times);
   void hold(Device device, int64_t since, int64_t until, int64_t bytes, Content content, OpIndex op);
   void write_parts(OpIndex op, const TaskTimes& times);
   void write_tensor(int32_t tensor, const TaskTimes& times);
+  Stores made_stores(int32_t tensor);
+  void move(const Flow& flow, OpIndex maker, const TaskTimes& times, Stores& stores);
+  void read_stores(int32_t tensor, const TaskTimes& times, Stores& stores);
+  void hold_added(int32_t tensor, const Stores& stores);
   void write_sums(const TaskTimes& times, int64_t end);
 
   const TaskGraph& graph_;

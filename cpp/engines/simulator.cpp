@@ -72,10 +72,9 @@ std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit,
   }
   if (possible) {
     book(in_links, [&] { proposal_->link(); });
-    possible = book(in_play, [&] { return engine_.play(method, limit, bounds_); });
-    if (possible && (!is_undecided_ || book(in_memory, [&] { return overflow(); }) <= most_overflow))
+    if (book(in_play, [&] { return engine_.play(method, limit, bounds_); }) &&
+        (!is_undecided_ || book(in_memory, [&] { return overflow(); }) <= most_overflow))
       return engine_.makespan();
-    possible = true;
   }
   ++(possible ? num_cut_short_ : num_unplayed_);
   reject();
@@ -139,15 +138,11 @@ By<Device, int64_t> Simulator::peak(int64_t num_states, int64_t num_temporaries)
   TaskTimes times;
   times.start.resize(graph.pool.tasks.size());
   times.end.resize(graph.pool.tasks.size());
-  By<Resource, int64_t> free(graph.machine.topology.num_resources());
+  By<Resource, Progress> resources(graph.machine.topology.num_resources());
   engine_.each([&](Slot slot, int64_t ready, int64_t end) {
-    int64_t start = INT64_MAX;
-    graph.pool.tasks[slot].each_hold([&](const Hold& hold) {
-      const int64_t from = std::max(ready, free[hold.resource]);
-      free[hold.resource] = from + hold.duration;
-      start = std::min(start, from);
-    });
-    times.start[slot] = start == INT64_MAX ? ready : start;
+    int64_t first = INT64_MAX;
+    serve(graph.pool.tasks[slot], ready, resources, [&](int64_t start) { first = std::min(first, start); });
+    times.start[slot] = first == INT64_MAX ? ready : first;
     times.end[slot] = end;
   });
   ledger_.write(times, num_temporaries);

@@ -39,6 +39,21 @@ struct Progress {
   int64_t launched = 0;  // when its host has launched all so far
 };
 
+// Serves a task that is ready; `visit(start)` hears when it begins on each of what it holds.
+template <typename Visit>
+void serve(const Task& task, int64_t ready, By<Resource, Progress>& resources, Visit visit) {
+  const int64_t launched = launch(task, ready, resources);
+  task.each_hold([&](const Hold& hold) {
+    auto& progress = resources[hold.resource];
+    const int64_t start = hold.is_busy() ? std::max(launched, progress.free) : launched;
+    if (hold.is_busy()) {
+      progress.free = start + hold.duration;
+      progress.served += hold.duration;
+    }
+    visit(start);
+  });
+}
+
 // Many gradient sums lead to one update, and to nothing else: how many ended, and the latest end.
 struct Sums {
   int32_t count = 0;

@@ -8,18 +8,14 @@ namespace soapstone {
 
 namespace {
 
-// Serves a row's holds, and says when the first of them starts.
-int64_t start_holds(const TaskRow& row, const Task& task, int64_t ready, By<Resource, Progress>& resources,
-                    int64_t* hold_start) {
-  const int64_t launched = launch(task, ready, resources);
-  int64_t start = row.holds.empty() ? ready : INT64_MAX;
-  for (const Hold& hold : row.holds) {
-    int64_t& free = resources[hold.resource].free;
-    *hold_start = hold.is_busy() ? std::max(launched, free) : launched;
-    if (hold.is_busy()) free = *hold_start + hold.duration;
-    start = std::min(start, *hold_start++);
-  }
-  return start;
+// Serves a task, writes down when each of its holds starts, and returns the first.
+int64_t start_holds(const Task& task, int64_t ready, By<Resource, Progress>& resources, int64_t* hold_start) {
+  int64_t first = task.num_holds == 0 ? ready : INT64_MAX;
+  serve(task, ready, resources, [&](int64_t start) {
+    *hold_start++ = start;
+    first = std::min(first, start);
+  });
+  return first;
 }
 
 }  // namespace
@@ -45,8 +41,8 @@ Timeline timeline_of(Listing& listing) {
     timeline.order.push_back(row);
     timeline.ready[row] = ready;
     timeline.end[row] = end;
-    timeline.start[row] = start_holds(listing.tasks[row], graph.pool.tasks[slot], ready, resources,
-                                      timeline.hold_start.data() + first_hold[row]);
+    timeline.start[row] =
+        start_holds(graph.pool.tasks[slot], ready, resources, timeline.hold_start.data() + first_hold[row]);
   });
   timeline.makespan = engine.makespan();
   return timeline;

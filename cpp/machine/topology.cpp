@@ -196,16 +196,13 @@ void Topology::measure(const Shape& shape, int64_t bytes, Size& size) const {
 
 void Topology::measure_ends(const Shape& shape, Size& size) const {
   const int64_t at_least = shape.overlap ? 0 : size.longest;
-  const std::array<std::pair<int64_t, bool>, 2> ends{
-      {{shape.from.send, shape.from.is_ahead}, {shape.to.receive, shape.to.is_ahead}}};
-  for (size_t i = 0; i < ends.size(); ++i) {
-    const auto [time, is_ahead] = ends[i];
-    const int64_t duration = std::max(at_least, is_ahead ? 0 : time);
+  size.launches = {shape.from.launch(shape.from.send), shape.to.launch(shape.to.receive)};
+  for (const int64_t time : {shape.from.on_device(shape.from.send), shape.to.on_device(shape.to.receive)}) {
+    const int64_t duration = std::max(at_least, time);
     const auto place = static_cast<int32_t>(size.durations.size());
     if (duration > size.longest) size.slowest = place;
     if (duration > 0 && duration >= size.longest) size.last_slowest = place;
     size.longest = std::max(size.longest, duration);
-    size.launches[i] = is_ahead ? static_cast<int32_t>(time) : 0;
     size.durations.push_back(duration);
   }
 }
@@ -215,7 +212,7 @@ int64_t Topology::transfer(Device from, Device to, int64_t bytes, std::vector<Ho
   check_device(to);
   check_bytes(bytes);
   const auto [resources, size] = way(from, to, bytes);
-  const size_t num_links = size.durations.size() - (shapes_[routes_from(from).to[to].shape].costs_ends() ? 2 : 0);
+  const size_t num_links = path(from, to).resources.size();
   for (size_t i = 0; i < size.durations.size(); ++i) {
     const int32_t launch = i < num_links ? 0 : size.launches[i - num_links];
     if (i < num_links || launch > 0 || size.durations[i] > 0)
@@ -227,8 +224,8 @@ int64_t Topology::transfer(Device from, Device to, int64_t bytes, std::vector<Ho
 void Topology::hold_members(std::span<const Device> devices, int64_t at_least, std::vector<Hold>& holds) const {
   for (const Device device : devices) {
     const Host& host = hosts_[device];
-    const int64_t duration = std::max(at_least, host.is_ahead ? 0 : host.sum);
-    const auto launch = static_cast<int32_t>(host.is_ahead ? host.sum : 0);
+    const int64_t duration = std::max(at_least, host.on_device(host.sum));
+    const int32_t launch = host.launch(host.sum);
     if (duration > 0 || launch > 0) holds.push_back({resource_of(device), duration, launch});
   }
 }

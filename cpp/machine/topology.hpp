@@ -31,6 +31,10 @@ struct Host {
   int64_t send = 0, receive = 0, sum = 0;
   bool is_ahead = false;  // it is not the device itself
 
+  // What some of its time is for its device: the device's own, or a launch.
+  int64_t on_device(int64_t time) const { return is_ahead ? 0 : time; }
+  int32_t launch(int64_t time) const { return is_ahead ? static_cast<int32_t>(time) : 0; }
+
   auto operator<=>(const Host&) const = default;
 };
 

@@ -96,7 +96,7 @@ class Times:
 
     def set(self, op: int, degrees: Sequence[int], kind: int, times: Sequence[tuple[int, int, int, int, int, int, int, int]]) -> None:
         """
-        Nanoseconds (forward, backward, finish forward, finish backward) for each of the distinct extents, then what a host takes to launch each.
+        For each of the distinct extents, nanoseconds (forward, backward, finish forward, finish backward), and of a host that launches each.
         """
 
 class Machine:

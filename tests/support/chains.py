@@ -16,7 +16,7 @@ from torch import nn
 import soapstone as ss
 from soapstone.costs import OpTimes
 from soapstone.graph import OperatorGraph
-from soapstone.simulator import ENGINES
+from soapstone.simulator import ENGINES, states_of, temporaries_of
 
 from .models import CASES
 
@@ -176,3 +176,6 @@ def same_as_fresh(sim: ss.Simulator) -> None:
     assert np.array_equal(end[order], fresh.tasks["end"])
     assert sim.makespan_ns == fresh.makespan_ns
     assert np.array_equal(sim.memory_bound, fresh.memory.bound)
+    optimizer = sim.training.optimizer
+    beside = fresh.memory.workspace  # which libraries take, whatever is played
+    assert np.array_equal(sim.native.peak(states_of(optimizer), temporaries_of(optimizer)) + beside, fresh.memory.peak)
