@@ -23,6 +23,12 @@ std::pair<HoldPairs, int64_t> collective(const soapstone::Topology& self, const 
   return {to_pairs(holds), latency};
 }
 
+void make_curve(soapstone::Curve* self, const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+  std::vector<soapstone::Curve::Point> points;
+  for (const auto& [bytes, time] : pairs) points.push_back({bytes, time});
+  new (self) soapstone::Curve(std::move(points));
+}
+
 using TimesTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, int32_t>;
 
 void set_times(soapstone::Times& self, OpIndex op, const std::vector<int32_t>& degrees, int32_t kind,
@@ -34,20 +40,30 @@ void set_times(soapstone::Times& self, OpIndex op, const std::vector<int32_t>& d
 }
 
 void bind_topology(nb::module_& m) {
+  using soapstone::Curve;
   using soapstone::Link;
+  using soapstone::MeasuredSum;
   using soapstone::Topology;
-  nb::class_<Link>(m, "Link").def(nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, bool, double, double>(),
-                                  nb::arg("source"), nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"),
-                                  nb::arg("overhead"), nb::arg("duplex"), nb::arg("overlap"), nb::arg("summing"),
-                                  nb::arg("sharp"));
+  nb::class_<Curve>(m, "Curve", "How long bytes take, as measured at a few sizes.")
+      .def("__init__", make_curve, nb::arg("points"), "Of (bytes, ns).")
+      .def("time", &Curve::time, nb::arg("bytes"));
+  nb::class_<Link>(m, "Link").def(
+      nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, double, double, double, Curve>(), nb::arg("source"),
+      nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"), nb::arg("overhead"), nb::arg("duplex"),
+      nb::arg("exposed"), nb::arg("summing"), nb::arg("sharp"), nb::arg("times"));
   using soapstone::Host;
-  nb::class_<Host>(m, "Host", "What messages cost the thread that sends, receives or takes part in a sum; ns.")
-      .def(nb::init<int64_t, int64_t, int64_t, bool>(), nb::arg("send"), nb::arg("receive"), nb::arg("sum"),
-           nb::arg("is_ahead"));
+  nb::class_<Host>(
+      m, "Host",
+      "The thread that issues a device's work, and what it pays for messages and sums and once an iteration; ns.")
+      .def(nb::init<int64_t, int64_t, int64_t, int64_t, double, bool>(), nb::arg("send"), nb::arg("receive"),
+           nb::arg("sum"), nb::arg("iteration"), nb::arg("copying"), nb::arg("is_ahead"));
+  nb::class_<MeasuredSum>(m, "MeasuredSum", "The times of an all-reduce among so many devices of so many nodes.")
+      .def(nb::init<int32_t, int32_t, Curve>(), nb::arg("members"), nb::arg("nodes"), nb::arg("times"));
   nb::class_<Topology>(m, "Topology")
-      .def(nb::init<int32_t, int32_t, By<Device, int32_t>, std::vector<Link>, By<Device, Host>>(),
+      .def(nb::init<int32_t, int32_t, By<Device, int32_t>, std::vector<Link>, By<Device, Host>,
+                    std::vector<MeasuredSum>>(),
            nb::arg("num_devices"), nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"),
-           nb::arg("hosts"))
+           nb::arg("hosts"), nb::arg("sums"))
       .def_prop_ro("num_devices", &Topology::num_devices)
       .def_prop_ro("num_resources", &Topology::num_resources)
       .def("route", &Topology::route, nb::arg("source"), nb::arg("target"))

@@ -23,7 +23,7 @@ void Accepted::progress_at(Position position, By<Resource, Progress>& progress) 
   if (point)
     progress = point->progress;
   else
-    progress.assign(graph_.totals.work.size(), {});
+    progress = at_start(graph_.machine.topology);
   for (const Position i : range(point ? point->position : Position(0), position)) {
     const Slot slot = order_[i];
     serve(graph_.pool.tasks[slot], ready_[slot], progress, [](int64_t) {});

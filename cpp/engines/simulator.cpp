@@ -138,7 +138,7 @@ By<Device, int64_t> Simulator::peak(int64_t num_states, int64_t num_temporaries)
   TaskTimes times;
   times.start.resize(graph.pool.tasks.size());
   times.end.resize(graph.pool.tasks.size());
-  By<Resource, Progress> resources(graph.machine.topology.num_resources());
+  By<Resource, Progress> resources = at_start(graph.machine.topology);
   engine_.each([&](Slot slot, int64_t ready, int64_t end) {
     int64_t first = INT64_MAX;
     serve(graph.pool.tasks[slot], ready, resources, [&](int64_t start) { first = std::min(first, start); });

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engines/calendar.hpp"
+#include "machine/topology.hpp"
 
 namespace soapstone {
 
@@ -38,6 +39,16 @@ struct Progress {
   int64_t served = 0;    // ns
   int64_t launched = 0;  // when its host has launched all so far
 };
+
+// What resources have done when an iteration begins: it costs each host something before its first op.
+inline By<Resource, Progress> at_start(const Topology& topology) {
+  By<Resource, Progress> progress(topology.num_resources());
+  for (const Device device : topology.devices()) {
+    const Host& host = topology.host_of(device);
+    (host.is_ahead ? progress[resource_of(device)].launched : progress[resource_of(device)].free) = host.iteration;
+  }
+  return progress;
+}
 
 // Serves a task that is ready; `visit(start)` hears when it begins on each of what it holds.
 template <typename Visit>

@@ -23,7 +23,7 @@ int64_t start_holds(const Task& task, int64_t ready, By<Resource, Progress>& res
 Timeline timeline_of(Listing& listing) {
   TaskGraph& graph = listing.graph();
   const By<Resource, int64_t> none_idle(graph.machine.topology.num_resources());
-  By<Resource, Progress> resources(none_idle.size());
+  By<Resource, Progress> resources = at_start(graph.machine.topology);
   Bounds bounds;
   bounds.hold(graph, nullptr, 0, {none_idle, none_idle}, INT64_MAX);
   Engine engine(graph);

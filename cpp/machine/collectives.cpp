@@ -11,6 +11,7 @@ namespace soapstone {
 namespace {
 
 int64_t duration(const Pattern& pattern, const Pattern::Load& load, int64_t bytes) {
+  if (!pattern.measured.empty()) return pattern.measured.time(bytes);
   int64_t time = load.overhead + wire_time(load.summing, bytes, load.count, pattern.parts);
   if (load.in_switch > 0) time += wire_time(load.sharp, bytes, load.in_switch, pattern.parts);
   return time;
@@ -36,7 +37,7 @@ class Crossings {
   int64_t cross(Device from, Device to, int64_t count) {
     const Topology::Path path = topology_.path(from, to);
     for (const Resource resource : path.resources) add(resource, {count, 0});
-    overlap_ &= path.overlap;
+    exposed_ = std::max(exposed_, path.exposed);
     return path.latency;
   }
   int64_t ring(std::span<const Device> order, int64_t count) {
@@ -53,13 +54,13 @@ class Crossings {
       const Resource down = summing_hop(topology_, vertex, device.value)->resource;
       for (const Resource resource : {up, down}) add(resource, {0, count});
       latency = std::max(latency, topology_.link(up).latency);
-      overlap_ &= topology_.link(up).overlap;
+      exposed_ = std::max(exposed_, topology_.link(up).exposed);
     }
     return 2 * latency;
   }
 
   Pattern pattern(int64_t parts, int64_t latency, int64_t whole_messages = 0) const {
-    Pattern result{{}, {}, parts, latency, whole_messages, overlap_};
+    Pattern result{{}, {}, parts, latency, whole_messages, exposed_, {}};
     std::map<std::tuple<int32_t, int64_t, int64_t>, int32_t> index;
     for (const Resource resource : resources_) {
       const Link& link = topology_.link(resource);
@@ -89,7 +90,7 @@ class Crossings {
   const Topology& topology_;
   std::vector<Count> counts_;        // by link resource
   std::vector<Resource> resources_;  // in the order of their first crossing
-  bool overlap_ = true;
+  double exposed_ = 0;
 };
 
 // A group with as many members in every node: node i has members[i * per_node] and those after it.
@@ -127,6 +128,13 @@ Pattern tree(const Topology& topology, std::span<const Device> order) {
   for (size_t i = 1; i < order.size(); ++i) hop = std::max(hop, crossings.both_ways(order[i], order[i & (i - 1)], 1));
   const int64_t depth = rounds(order.size());
   return crossings.pattern(1, 2 * depth * hop, 2 * depth - 1);
+}
+
+Pattern measured(const Topology& topology, std::span<const Device> order, const Curve& times) {
+  Pattern pattern = ring(topology, order, 2);
+  pattern.latency = 0;
+  pattern.measured = times;
+  return pattern;
 }
 
 Pattern in_switch(const Topology& topology, std::span<const Device> order, int32_t vertex) {
@@ -249,10 +257,11 @@ void Pattern::hold(int64_t bytes, std::vector<Hold>& holds) const {
 std::vector<Pattern> find_patterns(const Topology& topology, Collective collective, std::span<const Device> order) {
   const bool whole = collective == Collective::all_reduce;
   const int64_t passes = whole ? 2 : 1;
+  if (const Curve* times = topology.measured_sum(order); whole && times) return {measured(topology, order, *times)};
   std::vector<Pattern> patterns{ring(topology, order, passes)};
   if (whole) patterns.push_back(tree(topology, order));
-  // Without overlap the bytes go by gloo, which knows neither rails nor levels.
-  if (!patterns[0].overlap) return patterns;
+  // Where bytes keep devices from computing they go by gloo, which knows neither rails nor levels.
+  if (patterns[0].exposed > 0) return patterns;
   if (const int32_t vertex = summing_switch(topology, order); whole && vertex != no_switch) {
     patterns.push_back(in_switch(topology, order, vertex));
   }

@@ -18,6 +18,7 @@
 //
 // A message is cut so fine that the levels overlap in time. The two trees are NCCL's (2.4; Sanders, Speck, Traeff,
 // "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009): no node has children in both.
+// Where sums among so many were measured, a ring is held for what was measured, and there is no other pattern.
 // A reduce-scatter and an all-gather are half of an all-reduce each: (n-1)/n and n-1 hops in ring and rails; levels are
 // rings then, inside and across.
 
@@ -28,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "machine/curve.hpp"
 #include "machine/hold.hpp"
 
 namespace soapstone {
@@ -54,7 +56,8 @@ struct Pattern {
   int64_t parts = 1;
   int64_t latency = 0;
   int64_t whole_messages = 0;  // that follow one another before the last one
-  bool overlap = true;
+  double exposed = 0;          // the share of its time that keeps members from computing
+  Curve measured;              // of the whole, where it was measured: then it is what every link is held for
 
   Cost cost(int64_t bytes, int64_t limit) const;             // may stop short where the sum reaches the limit
   void hold(int64_t bytes, std::vector<Hold>& holds) const;  // appends

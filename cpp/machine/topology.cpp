@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <queue>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -18,16 +19,27 @@ void check_bytes(int64_t bytes) {
   if (bytes < 0 || bytes > largest_whole) throw std::invalid_argument("bytes out of range: " + std::to_string(bytes));
 }
 
+bool is_rate(double rate) { return rate >= 1.0 && rate <= static_cast<double>(largest_whole); }
+
+void check_host(const Host& host) {
+  for (const int64_t ns : {host.send, host.receive, host.sum, host.iteration})
+    if (ns < 0 || ns > largest_launch) throw std::invalid_argument("a host's time is out of range");
+  if (host.copying != 0.0 && !is_rate(host.copying)) throw std::invalid_argument("a host's copying is out of range");
+}
+
+int64_t share(double part, int64_t time) { return std::llround(part * static_cast<double>(time)); }
+
 int64_t at_least_one(int64_t latency, int64_t longest) { return longest + latency < 1 ? 1 : latency; }
 
 }  // namespace
 
 Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device,
-                   std::vector<Link> links, By<Device, Host> hosts)
+                   std::vector<Link> links, By<Device, Host> hosts, std::vector<MeasuredSum> sums)
     : num_devices_(num_devices),
       node_of_device_(std::move(node_of_device)),
       links_(std::move(links)),
-      hosts_(std::move(hosts)) {
+      hosts_(std::move(hosts)),
+      sums_(std::move(sums)) {
   if (num_devices < 1 || num_switches < 0) throw std::invalid_argument("a topology has at least one device");
   if (node_of_device_.size() != static_cast<size_t>(num_devices)) {
     throw std::invalid_argument("node_of_device needs one entry a device");
@@ -35,10 +47,11 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t
   if (hosts_.empty()) hosts_.resize(num_devices);
   if (hosts_.size() != static_cast<size_t>(num_devices)) throw std::invalid_argument("hosts need one entry a device");
   for (const Host& host : hosts_) {
-    for (const int64_t ns : {host.send, host.receive, host.sum})
-      if (ns < 0 || ns > largest_launch) throw std::invalid_argument("a host's time is out of range");
+    check_host(host);
     kind_of_host_.try_emplace(host, static_cast<int32_t>(kind_of_host_.size()));
   }
+  std::stable_sort(sums_.begin(), sums_.end(),
+                   [](const MeasuredSum& a, const MeasuredSum& b) { return a.members < b.members; });
   const int32_t num_vertices = num_devices + num_switches;
   edges_.resize(num_vertices);
   routes_.resize(num_devices);
@@ -55,9 +68,10 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t
     edges_[link.target].push_back({link.source, Resource(num_resources() - 1), weight});
   }
   check_connected();
-  std::map<std::tuple<double, double, double, int64_t, int64_t, bool>, int32_t> kinds;
+  std::map<std::tuple<double, double, double, int64_t, int64_t, double, Curve>, int32_t> kinds;
   for (const Link& link : links_) {
-    const auto kind = std::tuple(link.bandwidth, link.summing, link.sharp, link.overhead, link.latency, link.overlap);
+    const auto kind =
+        std::tuple(link.bandwidth, link.summing, link.sharp, link.overhead, link.latency, link.exposed, link.times);
     kind_of_link_.push_back(kinds.try_emplace(kind, static_cast<int32_t>(kinds.size())).first->second);
     has_direct_links_between_nodes_ |= std::max(link.source, link.target) < num_devices &&
                                        node_of(Device(link.source)) != node_of(Device(link.target));
@@ -70,13 +84,10 @@ void Topology::check_link(const Link& link, int32_t num_vertices) const {
   if (outside(link.source) || outside(link.target)) throw std::invalid_argument("a link's end is out of range");
   if (link.source == link.target) throw std::invalid_argument("a link joins a vertex to itself");
   for (const double bandwidth : {link.bandwidth, link.summing}) {
-    if (!(bandwidth >= 1.0 && bandwidth <= static_cast<double>(largest_whole))) {
-      throw std::invalid_argument("a link's bandwidth is out of range");
-    }
+    if (!is_rate(bandwidth)) throw std::invalid_argument("a link's bandwidth is out of range");
   }
-  if (!(link.sharp == 0.0 || (link.sharp >= 1.0 && link.sharp <= static_cast<double>(largest_whole)))) {
-    throw std::invalid_argument("a link's sharp is out of range");
-  }
+  if (link.sharp != 0.0 && !is_rate(link.sharp)) throw std::invalid_argument("a link's sharp is out of range");
+  if (!(link.exposed >= 0.0 && link.exposed <= 1.0)) throw std::invalid_argument("a link's exposed is not a share");
   if (bad_time(link.latency) || bad_time(link.overhead)) {
     throw std::invalid_argument("a link's latency or overhead is out of range");
   }
@@ -157,7 +168,7 @@ int32_t Topology::shape_of(std::span<const Resource> resources, const Host& from
   for (const Resource resource : resources) {
     shape.links.push_back(link_index(resource));
     shape.latency += link(resource).latency;
-    shape.overlap &= link(resource).overlap;
+    shape.exposed = std::max(shape.exposed, link(resource).exposed);
   }
   return shape_index_[kinds] = static_cast<int32_t>(shapes_.size()) - 1;
 }
@@ -173,7 +184,7 @@ Topology::Path Topology::path(Device from, Device to) const {
   const Routes& routes = routes_from(from);
   const auto [begin, index] = routes.to[to];
   const Shape& shape = shapes_[index];
-  return {{routes.resources.data() + begin, shape.links.size()}, shape.latency, shape.overlap};
+  return {{routes.resources.data() + begin, shape.links.size()}, shape.latency, shape.exposed};
 }
 
 void Topology::measure(const Shape& shape, int64_t bytes, Size& size) const {
@@ -195,10 +206,10 @@ void Topology::measure(const Shape& shape, int64_t bytes, Size& size) const {
 }
 
 void Topology::measure_ends(const Shape& shape, Size& size) const {
-  const int64_t at_least = shape.overlap ? 0 : size.longest;
+  const int64_t slowed = share(shape.exposed, size.longest);
   size.launches = {shape.from.launch(shape.from.send), shape.to.launch(shape.to.receive)};
   for (const int64_t time : {shape.from.on_device(shape.from.send), shape.to.on_device(shape.to.receive)}) {
-    const int64_t duration = std::max(at_least, time);
+    const int64_t duration = slowed + time;
     const auto place = static_cast<int32_t>(size.durations.size());
     if (duration > size.longest) size.slowest = place;
     if (duration > 0 && duration >= size.longest) size.last_slowest = place;
@@ -221,10 +232,12 @@ int64_t Topology::transfer(Device from, Device to, int64_t bytes, std::vector<Ho
   return size.latency;
 }
 
-void Topology::hold_members(std::span<const Device> devices, int64_t at_least, std::vector<Hold>& holds) const {
+void Topology::hold_members(std::span<const Device> devices, int64_t bytes, int64_t slowed,
+                            std::vector<Hold>& holds) const {
   for (const Device device : devices) {
     const Host& host = hosts_[device];
-    const int64_t duration = std::max(at_least, host.on_device(host.sum));
+    const int64_t copied = host.copying > 0 ? wire_time(host.copying, bytes) : 0;
+    const int64_t duration = slowed + host.on_device(host.sum) + copied;
     const int32_t launch = host.launch(host.sum);
     if (duration > 0 || launch > 0) holds.push_back({resource_of(device), duration, launch});
   }
@@ -256,7 +269,7 @@ int64_t Topology::collect(Collective collective, std::span<const Device> devices
     least = cost;
   }
   best->hold(bytes, holds);
-  hold_members(order, best->overlap ? 0 : least.longest, holds);
+  hold_members(order, bytes, share(best->exposed, least.longest), holds);
   return at_least_one(least.latency, least.longest);
 }
 
@@ -271,6 +284,15 @@ std::vector<Device> Topology::node_by_node(std::span<const Device> devices) cons
     throw std::invalid_argument("a collective names a device twice");
   }
   return order;
+}
+
+const Curve* Topology::measured_sum(std::span<const Device> devices) const {
+  if (sums_.empty()) return nullptr;
+  std::set<int32_t> nodes;
+  for (const Device device : devices) nodes.insert(node_of(device));
+  for (const auto& [members, num_nodes, times] : sums_)
+    if (static_cast<size_t>(members) >= devices.size() && static_cast<size_t>(num_nodes) == nodes.size()) return &times;
+  return nullptr;
 }
 
 const std::vector<Pattern>& Topology::patterns_of(Collective collective, std::vector<Device> order) const {

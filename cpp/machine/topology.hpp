@@ -6,7 +6,7 @@
 //
 // nanoseconds; its latency is the sum of the links' latencies. A collective takes the best of its patterns
 // (collectives.hpp) by latency + longest hold, without contention.
-// A link without overlap makes a message hold the devices at its ends, too, each for the longest of the links' holds.
+// A link that is exposed makes a message hold the devices at its ends, too, for that share of the longest hold.
 //
 // A message also costs the threads at its ends some time, each its own, however fast the links are: where a thread is
 // the device itself (a CPU's), the device is held for so long; where it is a host that runs ahead of its device, the
@@ -26,9 +26,10 @@
 
 namespace soapstone {
 
-// What messages cost the thread that sends, receives or takes part in a sum; ns.
+// The thread that issues a device's work, and what it pays for messages and sums and once an iteration; ns.
 struct Host {
-  int64_t send = 0, receive = 0, sum = 0;
+  int64_t send = 0, receive = 0, sum = 0, iteration = 0;
+  double copying = 0;     // bytes/s at which the device copies what is summed; 0: that takes no time
   bool is_ahead = false;  // it is not the device itself
 
   // What some of its time is for its device: the device's own, or a launch.
@@ -38,6 +39,12 @@ struct Host {
   auto operator<=>(const Host&) const = default;
 };
 
+// The times of an all-reduce among so many devices of so many nodes, as measured.
+struct MeasuredSum {
+  int32_t members, nodes;
+  Curve times;
+};
+
 // Routes and the patterns of collectives are found at their first use and kept, so even const calls must come from one
 // thread at a time; give each thread a copy of its own.
 class Topology {
@@ -45,7 +52,7 @@ class Topology {
   // The vertices are the devices 0 .. num_devices-1, then the switches. No hosts: messages cost threads nothing. Throws
   // std::invalid_argument on bad links or hosts, or unconnected devices.
   Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device, std::vector<Link> links,
-           By<Device, Host> hosts = {});
+           By<Device, Host> hosts = {}, std::vector<MeasuredSum> sums = {});
 
   int32_t num_devices() const { return num_devices_; }
   auto devices() const { return range<Device>(num_devices_); }
@@ -81,7 +88,7 @@ class Topology {
   struct Path {
     std::span<const Resource> resources;
     int64_t latency;
-    bool overlap;
+    double exposed;
   };
   Path path(Device from, Device to) const;
   struct Hop {  // over a link, from one of its ends
@@ -90,6 +97,9 @@ class Topology {
     int64_t weight;
   };
   const std::vector<Hop>& hops_from(int32_t vertex) const { return edges_[vertex]; }
+  // Of the least group that was measured and is as large as this one, over as many nodes; null where there is none.
+  const Curve* measured_sum(std::span<const Device> devices) const;
+  const Host& host_of(Device device) const { return hosts_[device]; }
   int32_t node_of(Device device) const { return node_of_device_[device]; }
   const Link& link(Resource resource) const { return links_[link_index(resource)]; }
   // Links that take and hold alike have one kind.
@@ -113,11 +123,11 @@ class Topology {
 
     std::vector<int32_t> links;
     int64_t latency = 0;
-    bool overlap = true;
+    double exposed = 0;
     Host from, to;
     std::array<Size, 1 << bits> kept;
 
-    bool costs_ends() const { return !overlap || from.send > 0 || to.receive > 0; }
+    bool costs_ends() const { return exposed > 0 || from.send > 0 || to.receive > 0; }
   };
   struct Step {  // the last step on the least path to a vertex
     int64_t time;
@@ -135,7 +145,7 @@ class Topology {
   int32_t shape_of(std::span<const Resource> resources, const Host& from, const Host& to,
                    std::vector<int32_t>& kinds) const;
   void measure_ends(const Shape& shape, Size& size) const;
-  void hold_members(std::span<const Device> devices, int64_t at_least, std::vector<Hold>& holds) const;
+  void hold_members(std::span<const Device> devices, int64_t bytes, int64_t slowed, std::vector<Hold>& holds) const;
   void measure(const Shape& shape, int64_t bytes, Size& size) const;
   const Routes& routes_from(Device source) const {
     if (routes_[source].to.empty()) routes_[source] = find_routes(source);
@@ -151,6 +161,7 @@ class Topology {
   By<Device, int32_t> node_of_device_;
   std::vector<Link> links_;
   By<Device, Host> hosts_;
+  std::vector<MeasuredSum> sums_;  // the smaller groups first
   std::map<Host, int32_t> kind_of_host_;
   std::vector<int32_t> link_of_resource_;         // from the first link on
   std::vector<std::vector<Hop>> edges_;           // by vertex

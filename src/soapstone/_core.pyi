@@ -46,18 +46,31 @@ class Graph:
     def regions_at(self, op: int, box: Sequence[tuple[int, int]]) -> tuple[list[list[tuple[int, int]]], list[list[list[tuple[int, int]]]], list[list[tuple[int, int]]]]:
         """The same for any box over the op's dims."""
 
+class Curve:
+    """How long bytes take, as measured at a few sizes."""
+
+    def __init__(self, points: Sequence[tuple[int, int]]) -> None:
+        """Of (bytes, ns)."""
+
+    def time(self, bytes: int) -> int: ...
+
 class Link:
-    def __init__(self, source: int, target: int, bandwidth: float, latency: int, overhead: int, duplex: bool, overlap: bool, summing: float, sharp: float) -> None: ...
+    def __init__(self, source: int, target: int, bandwidth: float, latency: int, overhead: int, duplex: bool, exposed: float, summing: float, sharp: float, times: Curve) -> None: ...
 
 class Host:
     """
-    What messages cost the thread that sends, receives or takes part in a sum; ns.
+    The thread that issues a device's work, and what it pays for messages and sums and once an iteration; ns.
     """
 
-    def __init__(self, send: int, receive: int, sum: int, is_ahead: bool) -> None: ...
+    def __init__(self, send: int, receive: int, sum: int, iteration: int, copying: float, is_ahead: bool) -> None: ...
+
+class MeasuredSum:
+    """The times of an all-reduce among so many devices of so many nodes."""
+
+    def __init__(self, members: int, nodes: int, times: Curve) -> None: ...
 
 class Topology:
-    def __init__(self, num_devices: int, num_switches: int, node_of_device: Sequence[int], links: Sequence[Link], hosts: Sequence[Host]) -> None: ...
+    def __init__(self, num_devices: int, num_switches: int, node_of_device: Sequence[int], links: Sequence[Link], hosts: Sequence[Host], sums: Sequence[MeasuredSum]) -> None: ...
 
     @property
     def num_devices(self) -> int: ...

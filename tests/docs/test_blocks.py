@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soapstone.cli import arguments, profile
-from soapstone.runtime import calibration
+from soapstone.runtime.calibration import meter, passes, programs
 
 from .blocks import FENCE, ROOT, Page, blocks_of, commands_of, smaller
 
@@ -31,8 +31,11 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
         "SOAPSTONE_CACHE", str(tmp_path_factory.getbasetemp() / "cache")
     )  # pages share what they capture
     # Measurements are short, and beside nobody: what they come to does not matter here.
-    monkeypatch.setattr(calibration, "ROUNDS", dict.fromkeys(calibration.ROUNDS, 3))
-    monkeypatch.setattr(calibration, "WARM", 1)
+    monkeypatch.setattr(meter, "rounds_of", lambda size: 3)
+    monkeypatch.setattr(meter, "WARM", 1)
+    monkeypatch.setattr(programs, "ROUNDS", 3)
+    monkeypatch.setattr(passes, "LEAST", 1)
+    monkeypatch.setattr(passes, "MOST", 1)
     for module in (arguments, profile):
         monkeypatch.setattr(module, "neighbours_of", lambda topology: 0)
     return tmp_path

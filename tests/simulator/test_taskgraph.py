@@ -19,7 +19,7 @@ from soapstone import _core
 from soapstone.graph import ITEM_SIZES, Op
 from soapstone.simulator import BACKWARD, COMBINE, FORWARD, SYNC, TRANSFER, UPDATE, Simulation
 from tests.support.bruteforce import Expected, ExpectedFlow, OpReads
-from tests.support.chains import Launching, with_hosts
+from tests.support.chains import Launching, at_start, with_hosts
 from tests.support.models import CASES
 from tests.support.reference import ReferenceTask, play_reference
 
@@ -464,7 +464,8 @@ def test_the_timeline_is_the_references(name: str, spec: str) -> None:
             [
                 ReferenceTask(task.key, tuple(task.holds), task.latency, tuple(task.after), launches[row])
                 for row, task in enumerate(tasks)
-            ]
+            ],
+            *at_start(topology),
         )
         for row, (task, time) in enumerate(zip(sim.tasks, times)):
             assert (task["ready"], task["start"], task["end"]) == (time.ready, time.start, time.end), (seed, row)

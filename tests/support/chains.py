@@ -17,6 +17,7 @@ import soapstone as ss
 from soapstone.costs import OpTimes
 from soapstone.graph import OperatorGraph
 from soapstone.simulator import ENGINES, states_of, temporaries_of
+from soapstone.topology import Sum
 
 from .models import CASES
 
@@ -105,12 +106,22 @@ class Launching(ss.AnalyticCosts):
 
 
 def with_hosts(topology: ss.Topology, ns: int) -> ss.Topology:
-    """The same, where about so many nanoseconds of an end's thread go into each message."""
+    """The same as if it had been measured: about so many nanoseconds of an end's thread go into each message, sums are
+    copied first, links and sums go by curves."""
     devices = [
-        replace(device, send=ns + 7 * number, receive=ns // 2, sum=2 * ns)
+        replace(device, send=ns + 7 * number, receive=ns // 2, sum=2 * ns, iteration=3 * ns, copying=2e10)
         for number, device in enumerate(topology.devices)
     ]
-    return ss.Topology(tuple(devices), topology.links)
+    curve = ((1 << 10, ns // 8), (1 << 16, ns // 4), (1 << 22, 8 * ns))
+    links = [replace(link, times=curve, exposed=0.25) for link in topology.links]
+    sums = [Sum(members, nodes, curve) for members in (2, 4, 8) for nodes in (1, 2)]
+    return ss.Topology(tuple(devices), tuple(links), tuple(sums))
+
+
+def at_start(topology: ss.Topology) -> tuple[dict[int, int], dict[int, int]]:
+    """When each device is free, and when its host has launched all before, as an iteration begins."""
+    hosts = {i: device.iteration for i, device in enumerate(topology.devices) if device.has_host}
+    return {i: d.iteration for i, d in enumerate(topology.devices) if not d.has_host}, hosts
 
 
 def start(

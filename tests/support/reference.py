@@ -9,7 +9,7 @@
 A task without holds starts when ready and ends after its latency.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -31,8 +31,11 @@ class ReferenceTimes:
     hold_starts: tuple[int, ...]
 
 
-def play_reference(tasks: Sequence[ReferenceTask]) -> list[ReferenceTimes]:
-    """Return the times of each task, in the order of the list; raises ValueError on a cycle or a task without time."""
+def play_reference(
+    tasks: Sequence[ReferenceTask], free: Mapping[int, int] | None = None, launched: Mapping[int, int] | None = None
+) -> list[ReferenceTimes]:
+    """Return the times of each task, in the order of the list, where resources are free and hosts have launched all
+    before by some time, else from the start on; raises ValueError on a cycle or a task without time."""
     for place, task in enumerate(tasks):
         if max([duration for _, duration in task.holds], default=0) + task.latency < 1:
             raise ValueError(f"task {place} takes no time")
@@ -42,8 +45,7 @@ def play_reference(tasks: Sequence[ReferenceTask]) -> list[ReferenceTimes]:
         for predecessor in set(task.predecessors):
             readers[predecessor].append(place)
 
-    free: dict[int, int] = {}
-    launched: dict[int, int] = {}
+    free, launched = dict(free or {}), dict(launched or {})
     done: dict[int, ReferenceTimes] = {}
     queue = [(0, task.key, place) for place, task in enumerate(tasks) if not task.predecessors]
     heapify(queue)

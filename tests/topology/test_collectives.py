@@ -53,9 +53,9 @@ def test_ring_crosses_a_shared_link_twice() -> None:
 
 
 def test_without_overlap_a_ring_holds_every_member() -> None:
-    holds, latency = all_reduce(two_nodes(overlap=False), [0, 1, 2, 3], 100)
+    holds, latency = all_reduce(two_nodes(exposed=1.0), [0, 1, 2, 3], 100)
     assert (holds, latency) == (RING | dict.fromkeys(("a0", "a1", "b0", "b1"), 310), 300)
-    assert "a0" not in all_reduce(two_nodes(overlap=False), [0, 1], 100)[0]
+    assert "a0" not in all_reduce(two_nodes(exposed=1.0), [0, 1], 100)[0]
 
 
 def test_ring_rounds_up_once_a_link() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+import soapstone as ss
 from soapstone import _core
 from soapstone.errors import SoapstoneError, TopologyError
-from soapstone.topology import Device, Link, Topology, about_presets, preset_names
+from soapstone.topology import Device, Link, Sum, Topology, about_presets, preset_names
 from soapstone.topology.detection import joined, kind_of, nvlinks
+from tests.support.chains import Launching, graph_of
 from tests.support.machines import GIB, all_reduce, make_device, transfer, two_nodes
 
 
@@ -45,7 +47,7 @@ def test_shared_network_links_are_one_resource_both_ways() -> None:
 
 
 def test_without_overlap_a_transfer_holds_both_ends_for_its_slowest_link() -> None:
-    topology = two_nodes(overlap=False)
+    topology = two_nodes(exposed=1.0)
     holds = {"a0→A": 102, "A→net": 210, "net→B": 210, "B→b1": 102, "a0": 210, "b1": 210}
     assert transfer(topology, 0, 3, 100) == (holds, 50)
     assert transfer(topology, 0, 1, 100) == ({"a0→A": 102, "A→a1": 102}, 10)  # these links overlap
@@ -105,13 +107,13 @@ def test_native_rejects_what_is_out_of_range() -> None:
 
 def test_native_checks_what_it_is_made_of() -> None:
     good: dict[str, Any] = {"source": 0, "target": 1, "bandwidth": 1e9, "latency": 0, "overhead": 0}
-    good |= {"duplex": True, "overlap": True, "summing": 1e9, "sharp": 0.0}
+    good |= {"duplex": True, "exposed": 0.0, "summing": 1e9, "sharp": 0.0, "times": _core.Curve([])}
     with pytest.raises(ValueError, match="device 1 is not connected"):
-        _core.Topology(2, 0, [0, 0], [], [])
+        _core.Topology(2, 0, [0, 0], [], [], [])
     with pytest.raises(ValueError, match="at least one device"):
-        _core.Topology(0, 0, [], [], [])
+        _core.Topology(0, 0, [], [], [], [])
     with pytest.raises(ValueError, match="one entry a device"):
-        _core.Topology(2, 0, [0], [], [])
+        _core.Topology(2, 0, [0], [], [], [])
     for change in (
         {"target": 2},
         {"target": 0},
@@ -119,25 +121,68 @@ def test_native_checks_what_it_is_made_of() -> None:
         {"bandwidth": math.nan},
         {"summing": 0.0},
         {"sharp": 0.5},
+        {"exposed": 1.5},
         {"latency": -1},
     ):
         with pytest.raises(ValueError, match="a link"):
-            _core.Topology(2, 0, [0, 0], [_core.Link(**good | change)], [])
+            _core.Topology(2, 0, [0, 0], [_core.Link(**good | change)], [], [])
     with pytest.raises(ValueError, match="a host's time"):
-        _core.Topology(2, 0, [0, 0], [_core.Link(**good)], [_core.Host(0, -1, 0, False)] * 2)
+        _core.Topology(2, 0, [0, 0], [_core.Link(**good)], [_core.Host(0, -1, 0, 0, 0, False)] * 2, [])
 
 
-@pytest.mark.parametrize(("kind", "overlap"), [("cpu", True), ("cpu", False), ("h100", True), ("h100", False)])
-def test_a_message_costs_the_threads_at_its_ends(kind: str, overlap: bool) -> None:
-    """A CPU is kept busy; a GPU's host launches, and the GPU is kept busy only where nothing overlaps."""
+@pytest.mark.parametrize("kind", ["cpu", "h100"])
+@pytest.mark.parametrize("exposed", [0, 0.25, 1])
+def test_a_message_costs_the_threads_at_its_ends(kind: str, exposed: float) -> None:
+    """A CPU is kept busy; a GPU's host launches, and the GPU is kept busy only by what is exposed."""
     ends = [Device(name, kind, 0, 2**30, send=300, receive=200, sum=700) for name in "ab"]
-    native = Topology(tuple(ends), (Link("a", "b", 1e9, latency=5, overlap=overlap),)).native
-    least = 0 if overlap else 100  # as long as the link, which takes 1 ns for each byte
-    own = {"cpu": [(0, max(least, 300)), (1, max(least, 200))], "h100": [(0, least), (1, least)]}[kind]
+    native = Topology(tuple(ends), (Link("a", "b", 1e9, latency=5, exposed=exposed),)).native
+    least = round(100 * exposed)  # of the link, which takes 1 ns for each byte
+    own = {"cpu": [(0, least + 300), (1, least + 200)], "h100": [(0, least), (1, least)]}[kind]
     assert native.transfer(0, 1, 100) == ([(2, 100), *own], 5)
     assert native.transfer(1, 0, 100)[0][1:] == [(1 - device, time) for device, time in own]
     held = [hold for hold in native.all_reduce([0, 1], 100)[0] if hold[0] < 2]
-    assert held == [(0, 700 if kind == "cpu" else least), (1, 700 if kind == "cpu" else least)]
+    total = least + (700 if kind == "cpu" else 0)
+    assert held == [(0, total), (1, total)]
+
+
+def test_what_is_summed_is_copied_first() -> None:
+    devices = [Device(name, "h100", 0, 2**30, copying=5e8) for name in "ab"]
+    native = Topology(tuple(devices), (Link("a", "b", 1e9),)).native
+    assert [hold for hold in native.all_reduce([0, 1], 100)[0] if hold[0] < 2] == [(0, 200), (1, 200)]
+    assert native.transfer(0, 1, 100)[0] == [(2, 100)]
+
+
+def test_messages_and_sums_go_by_what_was_measured(tmp_path: Path) -> None:
+    """In proportion between two sizes, as the first below it, on and on beyond the last."""
+    devices = [make_device(name) for name in "abc"]
+    curve = ((100, 50), (200, 100), (400, 500))
+    links = [Link(a, b, 1e9, latency=7, overhead=3, times=curve) for a, b in ("ab", "bc", "ac")]
+    sums = (Sum(2, 1, ((0, 1000), (1000, 2000))), Sum(3, 1, ((0, 5000), (10, 5000))))
+    topology = Topology(tuple(devices), tuple(links), sums)
+    for size, time in {1: 50, 100: 50, 150: 75, 151: 76, 200: 100, 300: 300, 400: 500, 600: 900}.items():
+        assert topology.native.transfer(0, 1, size) == ([(3, time + 3)], 7)
+    assert {hold for _, hold in topology.native.all_reduce([0, 2], 500)[0]} == {1500}
+    assert {hold for _, hold in topology.native.all_reduce([0, 1, 2], 500)[0]} == {5000}
+    topology.save(tmp_path / "t.yaml")
+    assert Topology.load(tmp_path / "t.yaml") == topology
+    far = Topology(tuple(replace(d, node=i) for i, d in enumerate(devices)), tuple(links), sums)
+    assert {hold for _, hold in far.native.all_reduce([0, 1], 500)[0]} == {503}  # measured in one node only
+
+
+def test_an_iteration_costs_each_thread_something() -> None:
+    """Once, before its first op: a CPU, or the host of a GPU."""
+    graph = graph_of("lenet")
+    for kind in ("cpu", "h100"):
+        device = Device("a", kind, 0, 2**34)
+        costs = Launching(0.5) if kind == "h100" else ss.AnalyticCosts()
+        alone, later = (
+            ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology), training=ss.Training(costs))
+            for topology in (Topology((device,), ()), Topology((replace(device, iteration=10**9),), ()))
+        )
+        assert later.makespan_ns > 10**9
+        assert later.tasks["start"].min() >= 10**9 - alone.makespan_ns
+        if kind == "cpu":
+            assert later.makespan_ns == alone.makespan_ns + 10**9
 
 
 def test_an_all_reduce_may_have_a_bandwidth_of_its_own(tmp_path: Path) -> None:
@@ -287,7 +332,7 @@ def test_a_devices_own_name_gives_its_kind(name: str, kind: str) -> None:
 
 def test_yaml_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "machines.yaml"
-    for topology in (two_nodes(duplex=False, overlap=False), Topology.parse("p100:2x4")):
+    for topology in (two_nodes(duplex=False, exposed=1.0), Topology.parse("p100:2x4")):
         topology.save(path)
         assert Topology.load(path) == topology
     assert [entry.name for entry in tmp_path.iterdir()] == ["machines.yaml"]
@@ -338,7 +383,7 @@ BAD_LINKS: list[tuple[dict[str, Any], str]] = [
     ({"latency": 0.5}, "latency must be a whole number"),
     ({"overhead": True}, "overhead must be a whole number"),
     ({"duplex": 1}, "duplex must be true or false"),
-    ({"overlap": "no"}, "overlap must be true or false"),
+    ({"exposed": "no"}, "exposed must be a share from 0 to 1"),
     ({"source": "b"}, "joins a vertex to itself"),
     ({"target": ""}, "target must be a name"),
 ]

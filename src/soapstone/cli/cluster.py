@@ -54,6 +54,7 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
                     ],
                     "all_reduce": found.all_reduce,
                     "exposed": found.exposed,
+                    "unsure": list(found.unsure),
                 }
             )
             return
@@ -68,7 +69,19 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
             print_all("There is one rank, so there are no links to measure.")
             return
         hidden = f"Compute beside an all-reduce hides {1 - found.exposed:.0%} of it."
-        print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", hidden)
+        device = found.topology.devices[0]
+        threads = (
+            f"A message costs the thread at each end {device.send / 1e3:,.0f} us, a sum {device.sum / 1e3:,.0f} us, "
+            f"an iteration {device.iteration / 1e3:,.0f} us; gradients are copied at {scaled(device.copying or 0, 'B')}/s."
+        )
+        print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", hidden, threads)
+        if found.unsure:
+            some = "; ".join(found.unsure[:4]) + (
+                f"; and {len(found.unsure) - 4} more" if len(found.unsure) > 4 else ""
+            )
+            say(
+                f"Unsure, since it varied however often it was measured: {some}. Measure again when the machine is quiet."
+            )
 
 
 def ranks(

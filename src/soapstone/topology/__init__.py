@@ -3,6 +3,6 @@
 from .cluster import Topology
 from .detection import is_kind, kind_of
 from .layout import about_presets, preset_names
-from .vertices import Device, Link
+from .vertices import Device, Link, Sum
 
-__all__ = ["Device", "Link", "Topology", "about_presets", "is_kind", "kind_of", "preset_names"]
+__all__ = ["Device", "Link", "Sum", "Topology", "about_presets", "is_kind", "kind_of", "preset_names"]

@@ -19,20 +19,23 @@ from ..errors import SoapstoneError, TopologyError, meant
 from ..files import MAX_BYTES, decode, files_beside, write_atomically
 from .detection import detected
 from .layout import lay_out
-from .vertices import Device, Link
+from .vertices import Device, Link, Sum
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Devices and the links between them; raises TopologyError unless every device reaches every other."""
+    """Devices, the links between them, and `sums` where all-reduces were measured; raises TopologyError unless every
+    device reaches every other."""
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
+    sums: tuple[Sum, ...] = ()
     _native: _core.Topology | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
         object.__setattr__(self, "links", tuple(self.links))
+        object.__setattr__(self, "sums", tuple(self.sums))
         if not self.devices:
             raise TopologyError("a topology needs at least one device")
         _check_unique((repr(device.name) for device in self.devices), "two devices are named", "; rename one")
@@ -60,7 +63,7 @@ class Topology:
                 raise TopologyError(f"is larger than {MAX_BYTES >> 20} MiB; it is not one of our files")
             content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
             rows: _Rows = decode(_Rows, content, "the topology")
-            return cls(rows.devices, rows.links)
+            return cls(rows.devices, rows.links, rows.sums)
         except FileNotFoundError:
             remedy = meant(
                 Path(path).name, files_beside(Path(path), ".yaml", ".yml"), "`soapstone calibrate` writes one"
@@ -80,6 +83,7 @@ class Topology:
         content = {
             "devices": [asdict(device) for device in self.devices],
             "links": [asdict(link) for link in self.links],
+            "sums": [asdict(found) for found in self.sums],
         }
         write_atomically(Path(path), yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000))
 
@@ -113,8 +117,8 @@ class Topology:
         assert self._native is not None
         return self._native
 
-    def __reduce__(self) -> tuple[type[Self], tuple[tuple[Device, ...], tuple[Link, ...]]]:
-        return type(self), (self.devices, self.links)  # the core's copy does not travel
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[Device, ...], tuple[Link, ...], tuple[Sum, ...]]]:
+        return type(self), (self.devices, self.links, self.sums)  # the core's copy does not travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class _Rows:
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
+    sums: tuple[Sum, ...] = ()
 
 
 class _Loader(yaml.SafeLoader):
@@ -156,13 +161,15 @@ def _build_native(topology: Topology) -> _core.Topology:
                 link.latency,
                 link.overhead,
                 link.duplex,
-                link.overlap,
+                link.exposed,
                 link.bandwidth if link.summing is None else link.summing,
                 link.sharp or 0,
+                _core.Curve(link.times),
             )
             for link in topology.links
         ],
-        [_core.Host(d.send, d.receive, d.sum, d.has_host) for d in topology.devices],
+        [_core.Host(d.send, d.receive, d.sum, d.iteration, d.copying or 0, d.has_host) for d in topology.devices],
+        [_core.MeasuredSum(s.members, s.nodes, _core.Curve(s.times)) for s in topology.sums],
     )
 
 

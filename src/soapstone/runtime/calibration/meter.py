@@ -1,0 +1,144 @@
+"""Seconds of single messages and sums, with this runtime's own transport.
+
+Each pair has the line to itself: a message there and back gives its time, a burst of them what each costs the next. A
+GPU's host launches messages and goes on: what it takes for that is told apart from what the message takes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
+
+import torch
+
+from ..transports import Incoming, Outgoing, Pending, Transport
+
+KIB, MIB = 1 << 10, 1 << 20
+SMALL, LARGE = KIB, 16 * MIB
+MESSAGES = (SMALL, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, LARGE)
+SUMS = (SMALL, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, LARGE, 64 * MIB, 128 * MIB)  # gradients are large
+BURST = 16
+WARM = 2  # rounds that do not count
+
+
+class Spent(NamedTuple):
+    """Seconds until something was done, and of the thread that issued it."""
+
+    wall: float
+    thread: float
+
+
+def rounds_of(size: int) -> int:
+    return 20 if size < MIB else 8 if size <= LARGE else 3
+
+
+class Meter:
+    """Every rank makes one and calls the same."""
+
+    def __init__(self, transport: Transport, place: torch.device) -> None:
+        self.transport, self.place = transport, place
+        self.rank, self.everyone = transport.rank, tuple(range(transport.size))
+        self._rows = count()
+
+    def one_way(self, a: int, b: int, size: int) -> float:
+        """Of a message between two ranks, beyond what its host takes to launch it."""
+        return self._typical([self._there_and_back(a, b, size, 1) for _ in self._rounds(size)]) / 2
+
+    def overhead(self, a: int, b: int) -> float:
+        """What each small message of a burst adds."""
+        burst, single = (
+            self._typical([self._there_and_back(a, b, SMALL, n) for _ in self._rounds(SMALL)]) for n in (BURST, 1)
+        )
+        return max((burst - single) / (BURST - 1), 0.0)
+
+    def all_reduce(self, ranks: tuple[int, ...], size: int) -> float:
+        """With all of them waiting: of the slowest, beyond what its host takes to launch it."""
+        tensor = torch.zeros(size // 4, device=self.place)
+        rounds = rounds_of(size)
+        found = self.timed(lambda: self.begin_sum(tensor, ranks), rounds) if self.rank in ranks else self.idle(rounds)
+        return float(max(wall - self._launched(thread) for wall, thread in self.transport.exchange(found)))
+
+    def thread_of_sum(self) -> float:
+        """Seconds of the thread that takes part in a small all-reduce."""
+        tensor = torch.zeros(SMALL // 4, device=self.place)
+        found = self.timed(lambda: self.begin_sum(tensor), rounds_of(SMALL))
+        return float(max(each.thread for each in self.transport.exchange(found)))
+
+    def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...] | None = None) -> Pending:
+        return self.transport.all_reduce(next(self._rows), tensor, self.everyone if ranks is None else ranks)
+
+    def timed(self, act: Callable[[], Pending | None], rounds: int) -> Spent:
+        """What `act` begins, until it is done. A GPU's host waits for nothing, so that the clock tells what the thread
+        took; on a CPU it may wait for other ranks, so that what it computed tells."""
+        thread_time = time.perf_counter if self.place.type == "cuda" else time.thread_time
+        walls, threads = [], []
+        for _ in range(rounds + WARM):
+            self.meet()
+            start, begun = time.perf_counter(), thread_time()
+            pending = act()
+            threads.append(thread_time() - begun)
+            if pending is not None:
+                pending()
+            self.wait()
+            if self.place.type == "cpu":  # also what it computed while it waited
+                threads[-1] = thread_time() - begun
+            walls.append(time.perf_counter() - start)
+        return Spent(self._typical(walls), self._typical(threads))
+
+    def idle(self, rounds: int) -> Spent:
+        """Of a rank that takes no part: it only meets the others."""
+        for _ in range(rounds + WARM):
+            self.meet()
+        return Spent(0.0, 0.0)
+
+    def meet(self) -> None:
+        self.transport.all_reduce(next(self._rows), torch.zeros(1, device=self.place), self.everyone)()
+        self.wait()
+
+    def wait(self) -> None:
+        if self.place.type == "cuda":
+            torch.cuda.synchronize(self.place)
+
+    def _launched(self, thread: float) -> float:
+        return thread if self.place.type == "cuda" else 0.0
+
+    def _rounds(self, size: int) -> range:
+        self.meet()
+        return range(rounds_of(size) + WARM)
+
+    @staticmethod
+    def _typical(seconds: list[float]) -> float:
+        """The lower quartile: what else the machine does only ever adds."""
+        return statistics.quantiles(seconds[WARM:], n=4, method="inclusive")[0]
+
+    def _there_and_back(self, a: int, b: int, size: int, messages: int) -> float:
+        """From a's first of some messages to b until b's answer, of the same size where there is one."""
+        rows = [next(self._rows) for _ in range(messages + 1)]
+        if self.rank not in (a, b):
+            return 0.0
+        other, answer = b if self.rank == a else a, size if messages == 1 else SMALL
+        there, back = torch.zeros(size // 4, device=self.place), torch.zeros(answer // 4, device=self.place)
+        start = time.perf_counter()
+        if self.rank == a:
+            self._send([(row, there) for row in rows[:-1]], other)
+            start += self._launched(time.perf_counter() - start)
+            self._receive(rows[-1:], back, other)
+        else:
+            self._receive(rows[:-1], there, other)
+            self._send([(rows[-1], back)], other)
+        self.transport.finish()
+        self.wait()
+        return time.perf_counter() - start
+
+    def _send(self, messages: list[tuple[int, torch.Tensor]], target: int) -> None:
+        """In one round, which bears the number of its first message."""
+        outgoing = [Outgoing(row, target, tensor) for row, tensor in messages]
+        self.transport.round(outgoing[0].row, outgoing, [])
+
+    def _receive(self, rows: list[int], like: torch.Tensor, source: int) -> None:
+        incoming = [Incoming(row, source, tuple(like.shape), like.dtype) for row in rows]
+        for pending in self.transport.round(rows[0], [], incoming):
+            pending()
