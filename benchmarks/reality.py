@@ -1,8 +1,10 @@
-"""Predictions held against real runs: five strategies of three models on ranks of this machine, each predicted with
+"""Predictions held against real runs: eight strategies of five models on ranks of this machine, each predicted with
 measured op times and calibrated links, then really run, and DistributedDataParallel beside them. The ranks talk over
 gloo, or share one GPU and talk over NCCL.
 
-python -m benchmarks.reality [--gpu] [RANKS ...]
+python -m benchmarks.reality [--gpu] [--out FOLDER] [RANKS ...]
+
+The folder gets what was calibrated and found, model by model: what is there already is not run again.
 """
 
 from __future__ import annotations
@@ -13,27 +15,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 import soapstone as ss
 from soapstone.parts import keep_freed_memory
+from soapstone.report.breakdown import breakdown_of
 from soapstone.runtime import Transport
 from soapstone.runtime.calibration import Calibrator
 from soapstone.runtime.checking import check
 from soapstone.runtime.sharing import run_ranks, shared_gpu
 from soapstone.runtime.transports import joined
 
-from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
+from .accuracy import Row, read, show, write
+from .steps import Make, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
 
-ROUNDS = 15
+ROUNDS = {"cuda": 15, "cpu": 8}
 BUDGET = 10.0  # seconds of search
+FOLDER = Path("build/reality")
 
 
 def language_model() -> ss.Workload:
@@ -48,39 +50,52 @@ def dense_part() -> ss.Workload:
     return _classified(nn.Sequential(*layers), torch.randn(64, 9216), 1000)
 
 
-MODELS: dict[str, Make] = {"RNNLM": language_model, "AlexNet's dense part": dense_part, "CNN": cnn}
+def transformer() -> ss.Workload:
+    if torch.cuda.is_available():
+        return ss.zoo.load("gpt2", batch=8, length=512, layers=4, vocab=16384)
+    return ss.zoo.load("gpt2", batch=8, length=128, layers=2, width=512, heads=8, vocab=8192)
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str
-    predicted: float
-    measured: float
-    against_ddp: Ratio
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
+def translation() -> ss.Workload:
+    if torch.cuda.is_available():
+        return ss.zoo.load("nmt", batch=64, length=8)
+    return ss.zoo.load("nmt", batch=32, length=6, hidden=512, vocab=8000)
 
 
-def predictions(graph: ss.OperatorGraph, topology: ss.Topology, folder: Path, place: torch.device) -> dict[str, float]:
-    """Leave five strategies in a folder, and return what they are predicted to take."""
-    beside = topology.num_devices - 1 if place.type == "cpu" else 0
-    costs = ss.MeasuredCosts(place.type, beside=beside)
-    training = ss.Training(costs, "sgd")
-    strategies = {
+MODELS: dict[str, Make] = {
+    "RNNLM": language_model,
+    "AlexNet's dense part": dense_part,
+    "CNN": cnn,
+    "GPT-2, small": transformer,
+    "NMT": translation,
+}
+
+
+def strategies_of(graph: ss.OperatorGraph, topology: ss.Topology, training: ss.Training) -> dict[str, ss.Strategy]:
+    found = {
         "data": ss.baselines.data_parallel(graph, topology),
         "model": ss.baselines.model_parallel(graph, topology),
         "expert": ss.baselines.expert(graph, topology),
-        "random": ss.baselines.random(graph, topology, seed=0),
-        "searched": ss.search(graph, topology, budget=BUDGET, training=training).strategy,
     }
-    for name, strategy in strategies.items():
+    found |= {f"random {seed}": ss.baselines.random(graph, topology, seed=seed) for seed in range(3)}
+    found["paper"] = ss.search(graph, topology, method="paper", budget=BUDGET / 4, training=training).strategy
+    found["searched"] = ss.search(graph, topology, budget=BUDGET, training=training).strategy
+    return found
+
+
+def predictions(graph: ss.OperatorGraph, topology: ss.Topology, folder: Path, place: torch.device) -> dict[str, Row]:
+    """Leave the strategies in a folder, and return what they are predicted to take."""
+    beside = topology.num_devices - 1 if place.type == "cpu" else 0
+    training = ss.Training(ss.MeasuredCosts(place.type, beside=beside), "sgd")
+    found = {}
+    for name, strategy in strategies_of(graph, topology, training).items():
         strategy.save(folder / f"{name}.json")
-    return {name: ss.simulate(graph, topology, strategies[name], training=training).makespan for name in strategies}
+        sim = ss.simulate(graph, topology, strategy, training=training)
+        found[name] = Row(name, sim.makespan, max(breakdown_of(sim).compute) * 1e-9)
+    return found
 
 
-def compare(make: Make, topology: ss.Topology, rounds: int, transport: Transport, place: torch.device) -> list[Row]:
+def compare(make: Make, topology: ss.Topology, transport: Transport, place: torch.device) -> list[Row]:
     """On every rank; rank 0 predicts, and the others hear of it."""
 
     def made() -> ss.Workload:
@@ -92,8 +107,8 @@ def compare(make: Make, topology: ss.Topology, rounds: int, transport: Transport
         folder = Path(name)
         told = None
         if transport.rank == 0:
-            predicted = predictions(graph, topology, folder, place)
-            told = {name: (predicted[name], (folder / f"{name}.json").read_text()) for name in predicted}
+            rows = predictions(graph, topology, folder, place)
+            told = {name: (row, (folder / f"{name}.json").read_text()) for name, row in rows.items()}
         told = transport.exchange(told)[0]
         strategies = {}
         for name, (_, text) in told.items():
@@ -107,10 +122,10 @@ def compare(make: Make, topology: ss.Topology, rounds: int, transport: Transport
     keep_freed_memory()
     steps = [our_step(made(), graph, strategy, transport) for strategy in strategies.values()]
     steps = [waited(step, place) for step in (*steps, ddp_step(made()))]
-    own = interleaved(rounds, *steps, before=lambda: transport.exchange(None))
+    own = interleaved(ROUNDS[place.type], *steps, before=lambda: transport.exchange(None))
     *ours, ddp = [[max(times) for times in zip(*of_rank)] for of_rank in zip(*transport.exchange(own))]
-    rows = zip(told.items(), ours)
-    return [Row(name, found[0], statistics.median(times), ratio_of(times, ddp)) for (name, found), times in rows]
+    found = [row for row, _ in told.values()]
+    return [row.measured_as(statistics.median(times), ratio_of(times, ddp).value) for row, times in zip(found, ours)]
 
 
 def waited(step: Callable[[], object], place: torch.device) -> Callable[[], object]:
@@ -124,63 +139,60 @@ def waited(step: Callable[[], object], place: torch.device) -> Callable[[], obje
     return act
 
 
-def in_order(rows: list[Row]) -> str:
-    """How many pairs of strategies are measured in the order that was predicted."""
-    pairs = [(a, b) for a, b in combinations(rows, 2) if a.predicted != b.predicted]
-    kept = sum((a.predicted < b.predicted) == (a.measured < b.measured) for a, b in pairs)
-    return f"{kept} of {len(pairs)}"
+def calibrated(path: Path, transport: Transport, place: torch.device) -> ss.Topology:
+    """As it was calibrated before, or now."""
+    if not transport.exchange(path.exists())[0]:
+        found = Calibrator(transport, place).run()
+        if transport.rank == 0:
+            found.topology.save(path)
+            print(f"{transport.size} ranks on {place.type}, calibrated; unsure: {len(found.unsure)}", flush=True)
+    text = transport.exchange(path.read_text() if transport.rank == 0 else None)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "t.yaml").write_text(text)
+        return ss.Topology.load(Path(folder) / "t.yaml")
 
 
-def show(name: str, ranks: int, rows: list[Row], table: Table) -> None:
-    for row in rows:
-        table.add_row(
-            f"{name}, {ranks} ranks" if row is rows[0] else "",
-            row.name,
-            f"{row.predicted * 1e3:.1f} ms",
-            f"{row.measured * 1e3:.1f} ms",
-            f"{row.error:+.0%}",
-            str(row.against_ddp),
-            in_order(rows) if row is rows[0] else "",
-        )
-
-
-def on_each_rank(rounds: int) -> None:
+def on_each_rank(folder: Path) -> None:
     torch.set_num_threads(1)
     with joined("python -m benchmarks.reality") as (transport, place):
-        ranks, first = transport.size, transport.rank == 0
-        console = Console(width=130, quiet=not first)
-        found = Calibrator(transport, place).run()
-        link = found.topology.links[0]
-        console.print(
-            f"{ranks} ranks on {place.type}: latency {link.latency / 1e3:.0f} us, "
-            f"overhead {link.overhead / 1e3:.0f} us, {link.bandwidth / 1e9:.2f} GB/s, "
-            f"{(link.summing or 0) / 1e9:.2f} GB/s in an all-reduce; compute hides {1 - found.exposed:.0%} of it"
-        )
-        errors = []
-        for name, make in MODELS.items():
-            table = Table("", "strategy", "predicted", "measured", "error", "step against DDP", "pairs in order")
-            rows = compare(make, found.topology, rounds, transport, place)
-            show(name, ranks, rows, table)
-            console.print(table)
-            errors += [abs(row.error) for row in rows]
-        console.print(f"Mean error {statistics.mean(errors):.0%}, median {statistics.median(errors):.0%}.\n")
+        name = f"{place.type}-{transport.size}"
+        topology = calibrated(folder / f"{name}.yaml", transport, place)
+        for model, make in MODELS.items():
+            done = transport.exchange(read(folder / f"{name}.json"))[0]
+            if model in done:
+                continue
+            rows = compare(make, topology, transport, place)
+            if transport.rank == 0:
+                write(folder / f"{name}.json", {**done, model: [asdict(row) for row in rows]})
+                show(name, {model: rows})
 
 
-def main(sizes: Sequence[int] = (2,), gpu: bool = False) -> None:
+def main(sizes: Sequence[int] = (2,), gpu: bool = False, folder: Path = FOLDER) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.reality", str(folder)]
     for ranks in sizes:
+        if not MODELS.keys() - read(folder / f"{'cuda' if gpu else 'cpu'}-{ranks}.json"):
+            continue
         if gpu:
             with shared_gpu(ranks) as environments:
-                statuses = run_ranks([sys.executable, "-m", "benchmarks.reality"], environments)
+                statuses = run_ranks(command, environments)
             if any(statuses):
                 raise SystemExit(f"ranks ended with {statuses}")
             continue
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        subprocess.run([sys.executable, *torchrun, "-m", "benchmarks.reality"], env=environment, check=True)
+        subprocess.run([sys.executable, *torchrun, *command[1:]], env=environment, check=True)
+    for ranks in sizes:
+        name = f"{'cuda' if gpu else 'cpu'}-{ranks}"
+        found = read(folder / f"{name}.json")
+        show(name, {model: [Row(**row) for row in rows] for model, rows in found.items()}, folder / f"{name}.png")
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        on_each_rank(ROUNDS)
+        on_each_rank(Path(sys.argv[1]))
     else:
-        main([int(word) for word in sys.argv[1:] if word != "--gpu"] or [2], gpu="--gpu" in sys.argv)
+        words = sys.argv[1:]
+        where = Path(words.pop(words.index("--out") + 1)) if "--out" in words else FOLDER
+        numbers = [int(word) for word in words if not word.startswith("--")]
+        main(numbers or [2], gpu="--gpu" in words, folder=where)

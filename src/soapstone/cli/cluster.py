@@ -72,16 +72,15 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
         device = found.topology.devices[0]
         threads = (
             f"A message costs the thread at each end {device.send / 1e3:,.0f} us, a sum {device.sum / 1e3:,.0f} us, "
-            f"an iteration {device.iteration / 1e3:,.0f} us; gradients are copied at {scaled(device.copying or 0, 'B')}/s."
+            f"an iteration {device.iteration / 1e3:,.0f} us; gradients are copied at "
+            f"{scaled(device.copying or 0, 'B')}/s."
         )
         print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", hidden, threads)
         if found.unsure:
             some = "; ".join(found.unsure[:4]) + (
                 f"; and {len(found.unsure) - 4} more" if len(found.unsure) > 4 else ""
             )
-            say(
-                f"Unsure, since it varied however often it was measured: {some}. Measure again when the machine is quiet."
-            )
+            say(f"Unsure, since it varied however often it was measured: {some}. Measure again on a quiet machine.")
 
 
 def ranks(

@@ -23,7 +23,10 @@ Function = Callable[[Sequence[torch.Tensor], Draws | None], Outputs]
 _ANSWERS = (bool, int, float)  # a number read from a tensor, which another step might answer otherwise
 _FRESH = {"new_zeros", "new_ones", "new_full", "new_tensor", "zeros_like", "ones_like", "full_like"}
 _LIKE = {"to", "expand_as", "type_as"}  # of a second tensor they read only what it is like
-_STATIC = {"dim", "size", "numel", "is_floating_point", "is_contiguous", "stride", "element_size", "__len__"}
+_STATIC = {
+    *("dim", "size", "numel", "is_floating_point", "is_contiguous", "stride", "storage_offset", "element_size"),
+    "__len__",
+}
 
 _METHODS = {f: name for name in dir(torch.Tensor) if callable(f := getattr(torch.Tensor, name)) and f.__hash__}
 

@@ -33,10 +33,13 @@ def plot_scaling(throughputs: Mapping[str, Mapping[int, float]], title: str, pat
 
 
 def plot_predictions(rows: Sequence[tuple[str, float, float]], title: str, path: str | Path) -> None:
-    """Measured over predicted milliseconds, a point for each (name, predicted, measured) in seconds."""
+    """Measured over predicted milliseconds, a point for each (name, predicted, measured) in seconds; those of one name
+    look alike."""
     with _axes(path, title, "measured, ms", "predicted, ms") as axes:
-        for (name, predicted, measured), marker in zip(rows, _MARKERS * len(rows)):
-            axes.plot([measured * 1e3], [predicted * 1e3], marker, label=name)
+        names = list(dict.fromkeys(name for name, _, _ in rows))
+        for name, marker in zip(names, _MARKERS * len(names)):
+            points = [(measured * 1e3, predicted * 1e3) for own, predicted, measured in rows if own == name]
+            axes.plot(*zip(*points), marker, label=name)
         ends = [time * 1e3 for _, *times in rows for time in times]
         line = [min(ends) / 1.5, max(ends) * 1.5]
         axes.plot(line, line, color="grey", linewidth=1, label="equal")

@@ -82,4 +82,13 @@ def _attention(place: Place, inputs: Tensors) -> torch.Tensor:
         rows, keys = torch.arange(lo, hi)[:, None], torch.arange(k.shape[-2])[None, :]
         mask = keys <= rows
     scale = place.args["scale"]
+    q, k, v = (_aligned(x) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """The same where CUDA's attention may read it, which is 16 bytes at a time: a slice may begin anywhere, and nobody
+    else checks."""
+    lanes = max(16 // x.element_size(), 1)
+    odd = x.storage_offset() % lanes or any(stride % lanes for stride in x.stride()[:-1])
+    return x.clone(memory_format=torch.contiguous_format) if odd and x.is_cuda else x
