@@ -6,7 +6,6 @@ import shlex
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import RankError, SoapstoneError, meant
+from ..errors import RankError, SoapstoneError
 from ..files import check_writable
 from ..graph import scaled
 from ..loading import load_workload
@@ -103,18 +102,9 @@ class Run:
             raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
 
     def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
-        import torch
+        from ..runtime.optimizers import torch_optimizer
 
-        makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-            "sgd": lambda p: torch.optim.SGD(p, lr=self.lr),
-            "momentum": lambda p: torch.optim.SGD(p, lr=self.lr, momentum=0.9),
-            "adam": lambda p: torch.optim.Adam(p, lr=self.lr),
-            "adamw": lambda p: torch.optim.AdamW(p, lr=self.lr),
-        }
-        if self.optimizer not in makers:
-            remedy = meant(self.optimizer, makers, f"use {', '.join(makers)}")
-            raise SoapstoneError(f"optimizer {self.optimizer!r} is not known; {remedy}")
-        return makers[self.optimizer](parameters)
+        return torch_optimizer(self.optimizer, parameters, self.lr)
 
 
 @takes_case
