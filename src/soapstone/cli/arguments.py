@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -22,7 +20,7 @@ from ..graph import OperatorGraph
 from ..loading import Request, check_request
 from ..simulator import Training
 from ..strategy import Strategy, arguments_in
-from ..topology import Topology
+from ..topology import Topology, neighbours_of
 from . import completion
 from .common import (
     Amp,
@@ -182,12 +180,6 @@ def costs_of(name: str, topology: Topology) -> Costs:
     for kind in dict.fromkeys(device.kind for device in topology.devices):
         costs.machine.check_kind(kind)
     return costs
-
-
-def neighbours_of(topology: Topology) -> int:
-    """How many other ranks are at work beside one on its machine, as far as this one has cores for them."""
-    nodes = Counter(device.node for device in topology.devices)
-    return min(max(nodes.values()), len(os.sched_getaffinity(0))) - 1
 
 
 def takes_case(command: Callable[..., None]) -> Callable[..., None]:
