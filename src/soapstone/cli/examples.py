@@ -45,6 +45,11 @@ EXAMPLES = {
         "torchrun --nproc-per-node 2 -m soapstone train lenet -t cpu:1x2 --check",
         "torchrun --nproc-per-node 2 -m soapstone train rnnlm -t here.yaml -s s.json",
     ),
+    "tune": (
+        "torchrun --nproc-per-node 2 -m soapstone tune lenet --batch 64",
+        "torchrun --nproc-per-node 8 -m soapstone tune my/model.py:make -t here.yaml",
+        "soapstone ranks 2 -- python -m soapstone tune resnet-101 --batch 64",
+    ),
     "cache": ("soapstone cache", "soapstone cache --clear"),
 }
 

@@ -131,14 +131,14 @@ def train(
         check_writable(trace)
     check_report(report)
     chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.training.optimizer, compiled, graphed)
-    with joined(_by_torchrun(case.topology)) as (transport, place):
+    with joined(by_torchrun(case.topology)) as (transport, place):
         import torch
 
-        agree(transport, lambda: _check_ranks(case.topology, transport.size))
+        agree(transport, lambda: check_ranks(case.topology, transport.size))
         case = _measured_once(case, chosen, transport)
         torch.manual_seed(seed)
         work = load_workload(case.request).on(place)
-        _warn_of_other_devices(case.topology, transport, place)
+        warn_of_other_devices(case.topology, transport, place)
         if check:
             _check(case, work, chosen, wanted, transport, place)
         found = _train(case, work, chosen, wanted, transport, place)
@@ -150,7 +150,7 @@ def train(
             print_json(found.described()) if as_json else print_all(*found.shown(case))
 
 
-def _by_torchrun(topology: Topology) -> str:
+def by_torchrun(topology: Topology) -> str:
     """The command that was typed, as torchrun starts it."""
     return shlex.join(
         ["torchrun", "--nproc-per-node", str(_ranks_per_node(topology)), "-m", "soapstone", *sys.argv[1:]]
@@ -161,7 +161,7 @@ def _ranks_per_node(topology: Topology) -> int:
     return max(Counter(device.node for device in topology.devices).values())
 
 
-def _check_ranks(topology: Topology, size: int) -> None:
+def check_ranks(topology: Topology, size: int) -> None:
     """Raise RankError unless there is a rank for each device."""
     if size == topology.num_devices:
         return
@@ -300,7 +300,7 @@ def _check(
         say(found)
 
 
-def _warn_of_other_devices(topology: Topology, transport: Transport, place: torch.device) -> None:
+def warn_of_other_devices(topology: Topology, transport: Transport, place: torch.device) -> None:
     """Say where the ranks run on other devices than the topology has: predictions are for those."""
     import torch
 

@@ -171,9 +171,12 @@ class _Ranks:
         def find() -> list[Any] | None:
             if transport.rank != 0:
                 return None
-            return [candidate.packed() for candidate in self._found(graph, topology, training, budget, seed, starts)]
+            found = self._found(graph, topology, training, budget, seed, starts)
+            return None if found is None else [candidate.packed() for candidate in found]
 
         packed = transport.exchange(agree(transport, find))[0]
+        if packed is None:
+            raise KeyboardInterrupt
         if not packed:
             raise SoapstoneError("no strategy was found that fits into the devices' memory; use a smaller batch")
         return [Candidate.unpacked(graph, topology, each) for each in packed]
@@ -181,7 +184,8 @@ class _Ranks:
     def _found(
         self, graph: OperatorGraph, topology: Topology, training: Training, budget: float, seed: int,
         starts: list[Strategy],
-    ) -> list[Candidate]:  # fmt: skip
+    ) -> list[Candidate] | None:  # fmt: skip
+        """None where it was stopped before there was anything to keep."""
         latest = self.deadline - (1 - MEASURING) * (self.deadline - monotonic())
 
         def report(now: Progress) -> None:
@@ -199,7 +203,7 @@ class _Ranks:
             )[0]
         except _StoppedError:
             if self.is_stopped():
-                raise SoapstoneError("stopped before anything was found; what was measured is kept") from None
+                return None
         self.progress(Standing("Measuring takes too long for a search: baselines only"))
         return only_baselines(graph, topology, replace(training, costs=AnalyticCosts()))
 
