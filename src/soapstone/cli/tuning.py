@@ -60,10 +60,12 @@ def tune_command(
     """Find the fastest strategy by running the few best, under torchrun. DistributedDataParallel runs beside them.
     Without -t the links are calibrated first. Ctrl-C keeps the best so far."""
     begun = monotonic()
-    path = _checked(named, output, start or [])
     from ..runtime.agreement import agree
+    from ..runtime.optimizers import check_optimizer
     from ..runtime.transports import joined
 
+    check_optimizer(named.arguments["optimizer"])
+    path = _checked(named, output, start or [])
     with joined(EXAMPLE) as (transport, place):
         import torch
 

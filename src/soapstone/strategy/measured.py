@@ -61,11 +61,17 @@ def check_seconds(value: object, name: str) -> float:
 
 def record_in(data: dict[str, Any], path: object) -> tuple[float | None, Measured | None]:
     """What a file's content says was predicted and measured. Raises StrategyError."""
+    predicted, measured, what = None, None, "predicted"
     try:
-        predicted = check_seconds(data["predicted"], "predicted") if "predicted" in data else None
-        measured = decode(Measured, data["measured"], "'measured'") if "measured" in data else None
-    except (SoapstoneError, OverflowError) as error:
-        raise StrategyError(f"{path}: {error}; `soapstone tune` writes it") from None
+        if what in data:
+            predicted = check_seconds(data[what], what)
+        what = "measured"
+        if what in data:
+            measured = decode(Measured, data[what], "it")
+    except OverflowError:
+        raise StrategyError(f"{path}: in {what!r} is a number that is too large") from None
+    except SoapstoneError as error:
+        raise StrategyError(f"{path}: in {what!r}, which `soapstone tune` writes: {error}") from None
     return predicted, measured
 
 

@@ -104,7 +104,7 @@ class Race:
         doubtful = goal.low <= self.goal < goal.high and self.num_rounds < TIE_ROUNDS
         if self.rounds(leader) < ENOUGH or doubtful:
             return False
-        others = [name for name in self.ours if name in self.alive and name != leader]
+        others = [name for name in self.ours if name != leader and not self._is_behind(name, leader)]
         if not others:
             return True
         return self.num_rounds >= TIE_ROUNDS and all(self.against(name, leader).high <= TIE for name in others)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,72 +20,23 @@ from ..graph import OperatorGraph
 from ..runtime import Transport
 from ..runtime.agreement import agree
 from ..runtime.calibration import Calibrator
+from ..runtime.optimizers import check_optimizer
 from ..runtime.transports import default_transport
 from ..runtime.weights import is_meta
 from ..searching import Progress, interrupts
-from ..simulator import Training
-from ..strategy import Measured, Strategy
+from ..simulator import Training, check_training
+from ..strategy import Strategy
 from ..topology import Topology, neighbours_of
 from ..tracing import Workload, capture
 from .candidates import Candidate, find_candidates, only_baselines
 from .contest import Contest, make_together
-from .race import Race, Ratio
+from .outcome import DDP, PROMISE, Standing, Tuned, outcome_of, rows_of
+from .race import Race
 from .steps import Step, can_run_ddp, ddp_step, our_step
 
 BUDGET, LIMIT = 20.0, 300.0  # seconds of search, and of all
-PROMISE = 1.03  # of DistributedDataParallel's time, at most
-DDP = "DDP"
 MEASURING, SEARCHING = 0.5, 0.4  # shares of the limit that measuring ops and searching may take at most
 ROOM = 0.8  # of a device's memory, for all contestants together
-
-
-@dataclass(frozen=True)
-class Row:
-    """A contestant: predicted and measured seconds of a step, and how much longer it takes than
-    DistributedDataParallel in the same rounds. `note` says why it is out."""
-
-    name: str
-    predicted: float | None
-    measured: float | None
-    against_ddp: Ratio | None
-    rounds: int
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What a tuning does just now; in a race, how it stands."""
-
-    what: str
-    rows: tuple[Row, ...] = ()
-    share: float | None = None
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The chosen strategy, whose `predicted` and `measured` say what it takes, and everyone who ran. `ended` is
-    "clear" where nobody else may win, "time" or "stopped" where it ended early. `failure` says why a rank failed in the
-    middle of a step; what was measured before counts."""
-
-    strategy: Strategy
-    chosen: str
-    rows: tuple[Row, ...]
-    topology: Topology
-    ended: str
-    failure: str = ""
-
-    @property
-    def against_ddp(self) -> Ratio | None:
-        return next(row.against_ddp for row in self.rows if row.name == self.chosen)
-
-    @property
-    def keeps_promise(self) -> bool | None:
-        """Whether it takes at most 3% longer than DistributedDataParallel; None where that did not run."""
-        return None if self.against_ddp is None else self.against_ddp.value <= PROMISE
-
-    def save(self, path: str | Path, arguments: Mapping[str, Any] | None = None) -> None:
-        """Write the strategy with what was predicted and measured."""
-        self.strategy.save(path, arguments)
 
 
 def tune(
@@ -120,6 +69,8 @@ def tune(
 
     def prepare() -> OperatorGraph:
         check_limits(budget, limit)
+        check_training(Training() if training is None else training)
+        check_optimizer("adam" if training is None else training.optimizer)
         return capture(work, batch_norm="local") if graph is None else graph
 
     with interrupts(lambda: None) as interrupt:
@@ -137,7 +88,7 @@ def tune(
         contest = ranks.contest(work, graph, found, training, cuda_graphs)
         names = [candidate.name for candidate in found]
         race = contest.run(names, DDP, PROMISE)
-    return _tuned(found, contest, race, topology, transport, place)
+    return outcome_of(found, contest, race, topology, transport, place)
 
 
 def check_limits(budget: float, limit: float) -> None:
@@ -227,7 +178,7 @@ class _Ranks:
         together = all(self.transport.exchange(self._has_room(found)))
 
         def show(what: str, race: Race | None) -> None:
-            rows = () if race is None else _rows(found, race, {})
+            rows = () if race is None else rows_of(found, race, {})
             self.progress(Standing(what, rows))
 
         return Contest(
@@ -255,53 +206,3 @@ def _measured_training(ranks: _Ranks, topology: Topology) -> Training:
         return Training()
     on_cpu = ranks.place.type == "cpu"
     return Training(MeasuredCosts("cpu", beside=neighbours_of(topology)) if on_cpu else MeasuredCosts("cuda"))
-
-
-def _rows(found: list[Candidate], race: Race | None, refused: Mapping[str, str]) -> tuple[Row, ...]:
-    """The fastest first; those that did not run come last."""
-    predicted: dict[str, float | None] = {candidate.name: candidate.predicted for candidate in found}
-    ran = set() if race is None else {*race.ours, race.reference}
-    rows = []
-    for name in [*predicted, *([DDP] if DDP in ran or DDP in refused else [])]:
-        if race is None or name not in ran:
-            rows.append(Row(name, predicted.get(name), None, None, 0, refused.get(name, "no time was left for it")))
-            continue
-        beside = race.against(name, DDP) if DDP in ran and race.num_rounds else None
-        out = "" if name in race.alive else "slower"
-        rows.append(Row(name, predicted.get(name), race.median(name), beside, race.rounds(name), out))
-    order = {row.name: _place(row, race) for row in rows}
-    return tuple(sorted(rows, key=lambda row: order[row.name]))
-
-
-def _place(row: Row, race: Race | None) -> tuple[bool, float]:
-    if race is None or row.measured is None:
-        return True, row.predicted or inf
-    return False, race.against(row.name, race.reference).value
-
-
-def _tuned(
-    found: list[Candidate], contest: Contest, race: Race | None, topology: Topology, transport: Transport,
-    place: torch.device,
-) -> Tuned:  # fmt: skip
-    rows = _rows(found, race, contest.refused)
-    measured = race is not None and race.num_rounds > 0
-    if contest.failure and not measured:
-        raise SoapstoneError(contest.failure)
-    if race is None and contest.ended != "stopped":
-        raise SoapstoneError(f"no strategy could run: {next(iter(contest.refused.values()), 'there was no time')}")
-    chosen = race.leader if race is not None and measured else min(found, key=lambda each: each.predicted).name
-    candidate = next(each for each in found if each.name == chosen)
-    strategy = candidate.strategy
-    strategy.predicted = candidate.predicted
-    if race is not None and measured:
-        strategy.measured = _measured(race, chosen, transport.size, place)
-    return Tuned(strategy, chosen, rows, topology, contest.ended, contest.failure)
-
-
-def _measured(race: Race, chosen: str, ranks: int, place: torch.device) -> Measured:
-    device = "cpu" if place.type == "cpu" else torch.cuda.get_device_name(place)
-    today = datetime.now(UTC).date().isoformat()
-    seconds = race.median(chosen)
-    assert seconds is not None
-    ddp = race.median(DDP, beside=chosen) if race.reference == DDP else None
-    return Measured(seconds, ranks, device, today, race.rounds(chosen), ddp)
