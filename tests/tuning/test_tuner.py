@@ -89,7 +89,7 @@ def test_a_rank_that_fails_in_a_step_leaves_the_best_so_far(monkeypatch: pytest.
 
 def test_contestants_that_do_not_fit_together_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "ROOM", 0.0)
-    first, _ = tuned()
+    first, _ = tuned(lambda rank: {"limit": 3.0})
     assert first.strategy.measured is not None
 
 
