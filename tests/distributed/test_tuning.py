@@ -88,7 +88,7 @@ MODEL = ("lenet", "--batch", "8")
 
 @pytest.mark.timeout(TIMEOUT)
 def test_the_command_writes_what_it_measured_and_starts_from_it_again(tmp_path: Path) -> None:
-    options = (*MODEL, *FAST, "--limit", "15", "-o", "s.json", "--json")
+    options = (*MODEL, *FAST, "--limit", "5", "-o", "s.json", "--json")
     for names in ({"data", "DDP"}, {"before", "DDP"}):
         with started(tmp_path, *options) as process:
             out, err = process.communicate(timeout=TIMEOUT)
@@ -115,8 +115,8 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("lenett", *FAST), "did you mean lenet?"),
-        (("lenet", *FAST, "--optimizer", "lion"), "optimizer 'lion' is not known"),
+        pytest.param(("lenett", *FAST), "did you mean lenet?", marks=pytest.mark.long),
+        pytest.param(("lenet", *FAST, "--optimizer", "lion"), "optimizer 'lion' is not known", marks=pytest.mark.long),
         (("lenet", *FAST, "-o", "other.json"), "other.json is not a strategy file"),
     ],
 )

@@ -18,6 +18,7 @@ from ..topology import Topology
 MOST = 8  # candidates
 MATERIAL = 0.02  # the share of a model's flops that is configured otherwise in a strategy that differs
 SAME_TIME = 0.002  # predictions this close, with the same degrees, are one strategy on other devices
+OTHER_TIME = 0.02  # predictions this far apart differ, however little is configured otherwise
 FAR = 2.0  # a baseline that is predicted to take so many times the best is not tried
 FIRST_SHARE = 0.7  # of the budget, for the search from all starts; the others share the rest
 
@@ -111,11 +112,10 @@ def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _differ(one: Candidate, other: Candidate) -> bool:
-    near = abs(one.predicted / other.predicted - 1) < SAME_TIME
+    """By what much of the model's compute is configured, or by something small that matters."""
+    apart = abs(one.predicted / other.predicted - 1)
     ops = one.strategy.graph.ops
-    changed = 0
-    for op in ops:
-        a, b = one.strategy[op.name], other.strategy[op.name]
-        if (a.degrees != b.degrees) if near else (a != b):
-            changed += op.flops
-    return changed > MATERIAL * max(sum(op.flops for op in ops), 1)
+    pairs = [(op, one.strategy[op.name], other.strategy[op.name]) for op in ops]
+    changed = [op for op, a, b in pairs if ((a.degrees != b.degrees) if apart < SAME_TIME else (a != b))]
+    share = sum(op.flops for op in changed) / max(sum(op.flops for op in ops), 1)
+    return bool(changed) and (share > MATERIAL or apart > OTHER_TIME)

@@ -144,7 +144,8 @@ class _Ranks:
                 best = "" if now.makespan is None else f", best {now.makespan * 1e3:.4g} ms"
                 self.progress(Standing(f"Searching{best}", share=now.share))
                 return
-            self.progress(Standing("Measuring ops", share=now.share))
+            if now.share > 0:  # else all is known
+                self.progress(Standing("Measuring ops", share=now.share))
             if self.is_stopped() or monotonic() > latest:
                 raise _StoppedError
 
