@@ -29,8 +29,9 @@ from soapstone.runtime.calibration import Calibrator
 from soapstone.runtime.checking import check
 from soapstone.runtime.sharing import run_ranks, shared_gpu
 from soapstone.runtime.transports import joined
+from soapstone.tuning.steps import ddp_step
 
-from .steps import Make, Ratio, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
+from .steps import Make, Ratio, _classified, cnn, interleaved, our_step, ratio_of
 
 ROUNDS = 15
 BUDGET = 10.0  # seconds of search

@@ -111,6 +111,30 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     assert "measured" in json.loads((tmp_path / "s.json").read_text())
 
 
+def rank_of(parent: int, rank: int) -> int:
+    """The process of one of torchrun's ranks."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            own = int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+            if own and f"RANK={rank}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                return int(path.name)
+        except OSError:
+            continue
+    raise AssertionError(f"there is no rank {rank}")
+
+
+@pytest.mark.timeout(TIMEOUT)
+def test_a_killed_rank_leaves_the_best_so_far(tmp_path: Path) -> None:
+    with started(tmp_path, *MODEL, *FAST, "--limit", "100", "-o", "s.json") as process:
+        read_until(process, "Racing")
+        os.kill(rank_of(process.pid, 1), signal.SIGKILL)
+        out, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert "is kept" in out, err
+    assert "soapstone: rank 0 lost another rank" in err
+    assert "measured" in json.loads((tmp_path / "s.json").read_text())
+
+
 @pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),

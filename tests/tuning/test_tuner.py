@@ -9,7 +9,7 @@ import pytest
 
 import soapstone as ss
 from soapstone.runtime import ThreadTransport
-from soapstone.tuning import Standing, Tuned, contest, tuner
+from soapstone.tuning import Standing, Tuned, contest, steps, tuner
 from soapstone.tuning.candidates import Candidate, distinct, find_candidates
 from tests.support.models import CASES
 
@@ -56,7 +56,7 @@ def test_no_time_still_leaves_a_few_rounds() -> None:
 
 
 def test_a_candidate_that_one_rank_cannot_make_is_dropped_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = tuner.our_step
+    real = steps.our_step
 
     def broken(work: Any, graph: Any, strategy: ss.Strategy, *, transport: Any, **more: Any) -> Any:
         failing = strategy == ss.baselines.data_parallel(strategy.graph, TOPOLOGY) and transport.rank == 1

@@ -118,6 +118,9 @@ class Case:
         ]
         for note in (note for strategy in found for note in strategy.notes):
             say(note)
+        for name, strategy in zip(names, found):
+            if strategy.measured is not None:
+                say(f"{name} took {strategy.measured}.")
         return found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,7 +80,7 @@ def tune_command(
         torch.manual_seed(seed)
         work = agree(transport, lambda: load_workload(case.request).on(place))
         warn_of_other_devices(case.topology, transport, place)
-        with interrupts():
+        with interrupts(), _ended_gently():
             with _shown(case) as show:
                 found = tune(
                     work, graph, case.topology, training=case.training, budget=budget,
@@ -92,6 +94,22 @@ def tune_command(
                 )
         if found.failure:
             raise RankError(found.failure)
+
+
+@contextmanager
+def _ended_gently() -> Iterator[None]:
+    """What ends a process does what Ctrl-C does: torchrun sends it to the ranks that are left when one is gone."""
+
+    def stop(_: int, frame: FrameType | None) -> None:
+        as_ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(as_ctrl_c):
+            as_ctrl_c(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _checked(model: Unplaced, output: Path | None, start: list[str]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..costs import AnalyticCosts
+from ..costs import AnalyticCosts, PreparedCosts
 from ..costs.measured import MeasuredCosts
 from ..errors import SoapstoneError
 from ..files import shortened
@@ -144,7 +143,7 @@ class _Ranks:
                 best = "" if now.makespan is None else f", best {now.makespan * 1e3:.4g} ms"
                 self.progress(Standing(f"Searching{best}", share=now.share))
                 return
-            if now.share > 0:  # else all is known
+            if isinstance(training.costs, PreparedCosts) and now.share > 0:  # else all is known
                 self.progress(Standing("Measuring ops", share=now.share))
             if self.is_stopped() or monotonic() > latest:
                 raise _StoppedError
@@ -192,14 +191,10 @@ class _Ranks:
         rank = self.transport.rank
         needed = sum(candidate.peak[rank] for candidate in found) + found[0].peak[rank]
         if self.place.type == "cuda":
-            free = torch.cuda.mem_get_info(self.place)[0]
-            return needed <= ROOM * free / _sharing()
+            own = str(torch.cuda.get_device_properties(self.place).uuid)
+            sharing = self.transport.exchange(own).count(own)
+            return needed <= ROOM * torch.cuda.mem_get_info(self.place)[0] / sharing
         return needed <= ROOM * found[0].strategy.topology.devices[rank].memory
-
-
-def _sharing() -> int:
-    """How many ranks of this machine share a GPU."""
-    return max(-(-int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // max(torch.cuda.device_count(), 1)), 1)
 
 
 def _measured_training(ranks: _Ranks, topology: Topology) -> Training:
