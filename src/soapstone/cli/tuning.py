@@ -20,6 +20,7 @@ from ..errors import RankError, SoapstoneError
 from ..files import check_writable
 from ..loading import load_workload
 from ..searching import interrupts
+from ..searching.interrupts import Interrupt
 from ..strategy import Strategy, arguments_in
 from ..topology import Topology
 from .arguments import Case, Unplaced, takes_unplaced, topology_of
@@ -98,11 +99,12 @@ def tune_command(
 
 @contextmanager
 def _ended_gently() -> Iterator[None]:
-    """What ends a process does what Ctrl-C does: torchrun sends it to the ranks that are left when one is gone."""
+    """What ends a process does what Ctrl-C does to a tuning, and nothing while its result is put away: torchrun sends it
+    to the ranks that are left when one is gone."""
 
     def stop(_: int, frame: FrameType | None) -> None:
         as_ctrl_c = signal.getsignal(signal.SIGINT)
-        if callable(as_ctrl_c):
+        if isinstance(as_ctrl_c, Interrupt) and as_ctrl_c.stop is not None:
             as_ctrl_c(signal.SIGINT, frame)
 
     before = signal.signal(signal.SIGTERM, stop)
