@@ -99,8 +99,8 @@ def tune_command(
 
 @contextmanager
 def _ended_gently() -> Iterator[None]:
-    """What ends a process does what Ctrl-C does to a tuning, and nothing while its result is put away: torchrun sends it
-    to the ranks that are left when one is gone."""
+    """What ends a process does what Ctrl-C does to a tuning, and nothing while its result is put away: torchrun sends
+    it to the ranks that are left when one is gone."""
 
     def stop(_: int, frame: FrameType | None) -> None:
         as_ctrl_c = signal.getsignal(signal.SIGINT)
