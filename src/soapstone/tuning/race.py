@@ -2,8 +2,9 @@
 
 A busy moment of the machine slows all turns of a round, so contestants are compared round by round: the ratio of two is
 the median of their rounds' ratios. Its interval are order statistics, the k-th smallest and largest ratio with k from
-the binomial distribution (95%, less below 6 rounds), which asks nothing of how times are spread. Whoever is slower than the leader beyond
-doubt waits, so that the time goes to those who may still win; where the leader turns out to be slower, it comes back.
+the binomial distribution (95%, less below 6 rounds), which asks nothing of how times are spread. Whoever is slower than
+the leader by that waits, so that the time goes to those who may still win; where the leader turns out to be slower, it
+comes back.
 """
 
 from __future__ import annotations
