@@ -85,6 +85,7 @@ def summary(found: Mapping[str, Sequence[Row]]) -> str:
     kept, pairs = (sum(numbers) for numbers in zip(*map(in_order, found.values())))
     return (
         f"Mean error {statistics.mean(errors):.0%}, median {statistics.median(errors):.0%}, "
-        f"95th percentile {late:.0%}, worst {errors[-1]:.0%}; {kept} of {pairs} pairs that differ by more than {DIFFER - 1:.0%} in order "
+        f"95th percentile {late:.0%}, worst {errors[-1]:.0%}; "
+        f"{kept} of {pairs} pairs that differ by more than {DIFFER - 1:.0%} in order "
         f"({kept / max(pairs, 1):.0%})."
     )

@@ -29,9 +29,10 @@ from soapstone.runtime.calibration import Calibrator
 from soapstone.runtime.checking import check
 from soapstone.runtime.sharing import run_ranks, shared_gpu
 from soapstone.runtime.transports import joined
+from soapstone.tuning.steps import ddp_step
 
 from .accuracy import Row, read, show, write
-from .steps import Make, _classified, cnn, ddp_step, interleaved, our_step, ratio_of
+from .steps import Make, _classified, cnn, interleaved, our_step, ratio_of
 
 ROUNDS = {"cuda": 15, "cpu": 8}
 BUDGET = 10.0  # seconds of search

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import soapstone as ss
 from soapstone.parts import keep_freed_memory
 from soapstone.runtime import ThreadTransport, Transport
+from soapstone.tuning.steps import ddp_step
 from tests.distributed.launch import run_processes
 
 ROUNDS = 100
@@ -131,22 +131,6 @@ def our_step(
 
     def step() -> None:
         parallel.step(*work.batch)
-        optimizer.step()
-
-    return step
-
-
-def ddp_step(work: ss.Workload) -> Callable[[], object]:
-    """DistributedDataParallel on this rank's share of the batch."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    local = [t[rank * len(t) // size : (rank + 1) * len(t) // size] for t in work.batch]
-    model = DistributedDataParallel(work.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    wrapped = ss.Workload(model, work.inputs, loss=work.loss, targets=work.targets, kwargs=work.kwargs)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        wrapped.compute_loss(*local).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step

@@ -34,11 +34,12 @@ ORDER = [
     "searching",
     "runtime",
     "report",
+    "tuning",
     "cli",
     "__main__",
     "__init__",
 ]
-TORCH_PLACES = ["tracing", "parts", "runtime", "zoo", "costs/measured"]
+TORCH_PLACES = ["tracing", "parts", "runtime", "tuning", "zoo", "costs/measured"]
 
 PACKAGE = "soapstone"
 FOLDER = Path(__file__).parents[1] / "src" / PACKAGE

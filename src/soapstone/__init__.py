@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .costs.measured import MeasuredCosts
     from .runtime import parallelize, run_threads
     from .tracing import Workload, capture
+    from .tuning import tune
 
 __all__ = [
     "AnalyticCosts",
@@ -45,6 +46,7 @@ __all__ = [
     "run_threads",
     "search",
     "simulate",
+    "tune",
     "zoo",
 ]
 
@@ -54,6 +56,7 @@ _LAZY = {
     "capture": "tracing",
     "parallelize": "runtime",
     "run_threads": "runtime",
+    "tune": "tuning",
 }
 
 

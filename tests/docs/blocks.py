@@ -41,6 +41,7 @@ SHORT = {  # what each command is given besides, to be done soon
     "search": ["--proposals", "50", "--budget", "3"],
     "compare": ["--proposals", "50", "--budget", "3"],
     "train": ["--steps", "2"],
+    "tune": ["--budget", "1", "--limit", "5"],
 }
 SCRIPTS = {"examples/mixed_cluster.py": ["lenet", "h100:1x1+a100:1x2", "50"]}  # their arguments
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -98,3 +99,18 @@ def test_a_killed_rank_ends_the_others_with_a_sentence(tmp_path: Path) -> None:
     assert re.search(r"heard: rank 0 lost", done.stdout), done.stdout + done.stderr
     assert "ranks 0, 1 failed" in done.stderr
     assert time.monotonic() - start < 60
+
+
+@pytest.mark.timeout(240)
+def test_what_tune_keeps_is_not_slower_than_ddp_by_more_than_is_promised(tmp_path: Path) -> None:
+    model = ("resnet-101", "--batch", "32", "--size", "blocks=1,1,1,1")
+    path = tmp_path / "s.json"
+    options = ("--budget", "5", "--limit", "80", "-o", str(path), "--json")
+    environment = {**os.environ, "PYTHONPATH": python_path(), "SOAPSTONE_CACHE": str(tmp_path / "cache")}
+    launcher = [sys.executable, "-m", "soapstone", "ranks", "2", "--", sys.executable, "-m", "soapstone", "tune"]
+    done = subprocess.run([*launcher, *model, *options], env=environment, capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (kept,) = [row for row in found["rows"] if row["name"] == found["chosen"]]
+    assert kept["against_ddp"][1] <= 1.03, found["rows"]
+    assert json.loads(path.read_text())["measured"]["ranks"] == 2

@@ -9,7 +9,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.report.breakdown import breakdown_of
-from soapstone.report.choices import _groups, compared
+from soapstone.report.choices import compared, groups_of
 from soapstone.report.layers import folds_of, layers_of, pattern_of
 from soapstone.report.words import closing, lasting, placed, sentence, sooner, summary, telling
 from soapstone.strategy import Configuration
@@ -55,7 +55,7 @@ def test_what_is_too_much_to_simulate_is_left_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("soapstone.report.choices.CLOSE_WORK", 3 * len(ours.tasks))
     short = compared(ours, data)
     assert short.choices == compared(ours, data).choices
-    assert (len(short.choices), short.others) == (3, len(_groups(ours.strategy, data)) - 3)
+    assert (len(short.choices), short.others) == (3, len(groups_of(ours.strategy, data)) - 3)
     assert f"{short.others} lesser choices are left out." in closing(short)
 
 

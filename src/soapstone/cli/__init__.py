@@ -14,7 +14,7 @@ import typer
 
 from ..errors import SoapstoneError, meant
 from ..files import version
-from . import cluster, explaining, keeping, plotting, predict, profile, reporting, searching, show, training
+from . import cluster, explaining, keeping, plotting, predict, profile, reporting, searching, show, training, tuning
 from .common import Quiet, hush, takes_quiet
 from .examples import OUTLINE, epilog
 
@@ -37,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "calibrate": cluster.calibrate,
     "ranks": cluster.ranks,
     "train": training.train,
+    "tune": tuning.tune_command,
     "cache": keeping.cache_command,
 }
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -22,7 +20,7 @@ from ..graph import OperatorGraph
 from ..loading import Request, check_request
 from ..simulator import Training
 from ..strategy import Strategy, arguments_in
-from ..topology import Topology
+from ..topology import Topology, neighbours_of
 from . import completion
 from .common import (
     Amp,
@@ -120,6 +118,9 @@ class Case:
         ]
         for note in (note for strategy in found for note in strategy.notes):
             say(note)
+        for name, strategy in zip(names, found):
+            if strategy.measured is not None:
+                say(f"{name} took {strategy.measured}.")
         return found
 
 
@@ -149,16 +150,40 @@ def read_case(
     fresh: Fresh = False,
     costs: CostsName = "analytic",
 ) -> Case:
-    machines = topology_of(topology)
-    training = Training(costs_of(costs, machines), optimizer, bucket_bytes)
-    request = request_of(model, batch, sizes, chunk, batch_norm, dtype, batch_per_device, machines, amp)
     arguments = {
         "model": model, "topology": topology, "batch": batch, "batch_per_device": batch_per_device, "dtype": dtype,
         "amp": amp, "sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "optimizer": optimizer,
         "bucket_bytes": bucket_bytes, "costs": costs,
     }  # fmt: skip
+    return case_on(topology_of(topology), arguments, fresh)
+
+
+def case_on(machines: Topology, arguments: Mapping[str, Any], fresh: bool = False) -> Case:
+    """The case of these arguments of `read_case` on machines that bear the topology's name."""
+    given = dict(arguments)
+    training = Training(costs_of(given["costs"], machines), given["optimizer"], given["bucket_bytes"])
+    request = request_of(
+        given["model"], given["batch"], given["sizes"], given["chunk"], given["batch_norm"], given["dtype"],
+        given["batch_per_device"], machines, given["amp"],
+    )  # fmt: skip
     check_request(request)
-    return Case(request, cache(lambda: captured(request, fresh)), machines, training, arguments)
+    return Case(request, cache(lambda: captured(request, fresh)), machines, training, given)
+
+
+@dataclass(frozen=True)
+class Unplaced:
+    """A model that a user named, and perhaps the topology; other machines may be found later."""
+
+    arguments: Mapping[str, Any]
+    fresh: bool
+
+    @property
+    def topology(self) -> str | None:
+        named = self.arguments["topology"]
+        return None if named is None else str(named)
+
+    def on(self, machines: Topology, name: str, **changes: Any) -> Case:
+        return case_on(machines, {**self.arguments, "topology": name, **changes}, self.fresh)
 
 
 def topology_of(name: str) -> Topology:
@@ -184,16 +209,26 @@ def costs_of(name: str, topology: Topology) -> Costs:
     return costs
 
 
-def neighbours_of(topology: Topology) -> int:
-    """How many other ranks are at work beside one on its machine, as far as this one has cores for them."""
-    nodes = Counter(device.node for device in topology.devices)
-    return min(max(nodes.values()), len(os.sched_getaffinity(0))) - 1
-
-
 def takes_case(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter is a Case, as one with all the options that a case is read from."""
     asked = list(inspect.signature(read_case).parameters.values())
     return _asking(command, asked, get_type_hints(read_case, include_extras=True), read_case)
+
+
+def takes_unplaced(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For a command whose first parameter is an Unplaced: the options of a case, some with other defaults, and the
+    topology may be left out."""
+    hints = get_type_hints(read_case, include_extras=True)
+    hints["topology"] = _optional(hints["topology"])
+    defaults = {"topology": None, **defaults}
+    asked = [
+        p.replace(default=defaults.get(p.name, p.default)) for p in inspect.signature(read_case).parameters.values()
+    ]
+
+    def read(fresh: bool, **given: Any) -> Unplaced:
+        return Unplaced(given, fresh)
+
+    return lambda command: _asking(command, asked, hints, read)
 
 
 def takes_strategy(command: Callable[..., None]) -> Callable[..., None]:
@@ -221,7 +256,7 @@ def takes_strategy(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _asking(
-    command: Callable[..., None], asked: list[inspect.Parameter], hints: dict[str, Any], read: Callable[..., Case],
+    command: Callable[..., None], asked: list[inspect.Parameter], hints: dict[str, Any], read: Callable[..., Any],
     passes: tuple[str, ...] = (),
 ) -> Callable[..., None]:  # fmt: skip
     """The command with the options that its case is read from, and from those of its own that `read` is passed, too."""

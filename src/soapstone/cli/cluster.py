@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,12 @@ from ..errors import SoapstoneError
 from ..files import check_writable
 from ..graph import scaled
 from .common import AsJson, Listing, print_all, print_json, say
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..runtime import Transport
+    from ..runtime.calibration import Calibration
 
 EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml"
 NumRanks = Annotated[int, typer.Argument(min=1, help="How many ranks share the GPU.")]
@@ -26,22 +32,13 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the t
 
 def calibrate(output: Output = None, as_json: AsJson = False) -> None:
     """Measure the links between ranks, under torchrun. Latency, overhead and bandwidth become a topology file."""
-    from ..runtime.calibration import Calibration, Calibrator
     from ..runtime.transports import joined
 
     if output is not None:
         check_writable(output)
     with joined(EXAMPLE) as (transport, place):
-        first = transport.rank == 0
-        last = [""]
-
-        def progress(share: float, what: str) -> None:
-            if first and what != last[0]:
-                say(f"Measuring {what} ({share:.0%}) ...")
-                last[0] = what
-
-        found: Calibration = Calibrator(transport, place, progress).run()
-        if not first:
+        found = measured_links(transport, place)
+        if transport.rank != 0:
             return
         if output is not None:
             found.topology.save(output)
@@ -81,6 +78,20 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
                 f"; and {len(found.unsure) - 4} more" if len(found.unsure) > 4 else ""
             )
             say(f"Unsure, since it varied however often it was measured: {some}. Measure again on a quiet machine.")
+
+
+def measured_links(transport: Transport, place: torch.device) -> Calibration:
+    """What a calibration finds, saying meanwhile what it does; every rank calls it."""
+    from ..runtime.calibration import Calibrator
+
+    last = [""]
+
+    def progress(share: float, what: str) -> None:
+        if transport.rank == 0 and what != last[0]:
+            say(f"Measuring {what} ({share:.0%}) ...")
+            last[0] = what
+
+    return Calibrator(transport, place, progress).run()
 
 
 def ranks(

@@ -40,10 +40,17 @@ EXAMPLES = {
     ),
     "plan": ("soapstone plan lenet -t cpu:1x2", "soapstone plan rnnlm -t here.yaml -s fast.json --rank 1 --all"),
     "calibrate": ("torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml",),
-    "ranks": ("soapstone ranks 4 -- python -m soapstone train lenet -t h200:1x4 --check",),
+    "ranks": (
+        "soapstone ranks 4 -- python -m soapstone train lenet -t h200:1x4 --check",
+        "soapstone ranks 2 -- python -m soapstone tune resnet-101 --batch 64",
+    ),
     "train": (
         "torchrun --nproc-per-node 2 -m soapstone train lenet -t cpu:1x2 --check",
         "torchrun --nproc-per-node 2 -m soapstone train rnnlm -t here.yaml -s s.json",
+    ),
+    "tune": (
+        "torchrun --nproc-per-node 2 -m soapstone tune lenet --batch 64",
+        "torchrun --nproc-per-node 8 -m soapstone tune my/model.py:make -t here.yaml",
     ),
     "cache": ("soapstone cache", "soapstone cache --clear"),
 }

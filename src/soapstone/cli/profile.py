@@ -12,8 +12,9 @@ import typer
 from ..costs import AnalyticCosts, Costs, OpTimes, device_kinds
 from ..graph import Op, scaled
 from ..searching import Problem
+from ..topology import neighbours_of
 from . import completion
-from .arguments import Case, neighbours_of, read_case, topology_of
+from .arguments import Case, read_case, topology_of
 from .common import (
     Amp,
     AsJson,

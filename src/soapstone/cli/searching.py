@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from ..baselines import BASELINES
 from ..errors import SoapstoneError, meant
 from ..files import check_writable, unused_path
-from ..report import Approach
-from ..searching import SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
+from ..report import KNOWN_ERROR, Approach, Simplest, simplest_within
+from ..searching import INITIAL, SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
 from ..simulator import Simulation, simulate
 from ..strategy import Strategy
+from . import completion
 from .arguments import Case, takes_case
 from .common import AsJson, Listing, duration, print_all, print_json, say
 from .live import live
@@ -35,6 +37,12 @@ Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Write the strategy here; else to MODEL.TOPOLOGY.json."),
 ]
+Starts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--start", help="A strategy file to start from, too, such as tune wrote.", autocompletion=completion.strategies
+    ),
+]
 Save = Annotated[bool, typer.Option("--save/--no-save", help="Whether to write the strategy where -o names no file.")]
 
 
@@ -47,6 +55,7 @@ class Wanted:
     seed: int = 0
     chains: int = 1
     memory_limit: bool = True
+    starts: tuple[Strategy, ...] = ()
 
     def __post_init__(self) -> None:
         check_arguments(self.budget, self.proposals, self.seed, "soapstone", self.chains)
@@ -79,6 +88,7 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             proposals=wanted.proposals,
             seed=wanted.seed,
             chains=wanted.chains,
+            initial=(*INITIAL, *wanted.starts),
             memory_limit=wanted.memory_limit,
             progress=show,
             training=case.training,
@@ -154,6 +164,7 @@ def search_command(
     seed: Seed = 0,
     method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "soapstone",
     chains: Chains = 1,
+    start: Starts = None,
     memory_limit: MemoryLimit = True,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -164,9 +175,12 @@ def search_command(
         raise SoapstoneError(f"there is no method {method!r}; {remedy}")
     if budget is None:
         budget = PROOF_SECONDS if method == "exhaustive" else SECONDS
+    if start and method not in ("soapstone", "paper"):
+        raise SoapstoneError(f"--start is for searches that walk, not for {method}; leave one of the two out")
     wanted = Wanted(budget, proposals, seed, chains, memory_limit)
     _check_output(output, save)
     check_report(report)
+    wanted = replace(wanted, starts=tuple(case.strategies(*(start or ()))))
     measure_space(case)
     before = _simulated(case, BASELINES["data"](case.graph, case.topology))
     with interrupts():
@@ -176,17 +190,37 @@ def search_command(
         if output is not None:
             found.strategy.save(output, case.arguments)
         sim = _simulated(case, found.strategy)
+        simplest = simplest_within(sim) if case.is_measured else None
     rows = {"data": (before, 0.0), method: (sim, found.seconds)}
     if report is not None:
         write_report(case, sim, report, name=method, approaches=_approaches(rows), curve=found.curve)
     if as_json:
         speed = {"speed_up": before.makespan / sim.makespan, "search_seconds": found.seconds, **found.facts}
-        print_json({**with_strategy(sim, case), **speed, "path": None if output is None else str(output)})
+        path = {"path": None if output is None else str(output)}
+        print_json({**with_strategy(sim, case), **speed, **_described_simplest(simplest), **path})
         return
     idle = [f"It {text}." for text in [idle_devices(sim)] if text]
-    print_all(*_shown(rows, before.makespan), "", *found.remarks, *idle)
+    print_all(*_shown(rows, before.makespan), "", *found.remarks, *idle, *_simplest(sim, simplest))
     if output is not None:
         say(f"Written to {output}.")
+
+
+def _simplest(ours: Simulation, found: Simplest | None) -> list[str]:
+    """What to consider instead, where that is predicted to be as fast as far as predictions can tell."""
+    if found is None or found.simulation.strategy == ours.strategy:
+        return []
+    longer = found.simulation.makespan / ours.makespan - 1
+    return [
+        f"Simplest within the known error of {KNOWN_ERROR:.0%}: {escape(found.name)}, "
+        f"{duration(found.simulation.makespan)}, {longer:.1%} longer; `soapstone tune` runs both."
+    ]
+
+
+def _described_simplest(found: Simplest | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    content = {"name": found.name, "makespan": found.simulation.makespan, "taken_back": found.taken_back}
+    return {"simplest": {**content, "strategy": found.simulation.strategy.to_data()}, "known_error": KNOWN_ERROR}
 
 
 def _check_output(output: Path | None, save: bool) -> None:

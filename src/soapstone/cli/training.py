@@ -6,7 +6,6 @@ import shlex
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import RankError, SoapstoneError, meant
+from ..errors import RankError, SoapstoneError
 from ..files import check_writable
 from ..graph import scaled
 from ..loading import load_workload
@@ -103,18 +102,9 @@ class Run:
             raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
 
     def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
-        import torch
+        from ..runtime.optimizers import torch_optimizer
 
-        makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-            "sgd": lambda p: torch.optim.SGD(p, lr=self.lr),
-            "momentum": lambda p: torch.optim.SGD(p, lr=self.lr, momentum=0.9),
-            "adam": lambda p: torch.optim.Adam(p, lr=self.lr),
-            "adamw": lambda p: torch.optim.AdamW(p, lr=self.lr),
-        }
-        if self.optimizer not in makers:
-            remedy = meant(self.optimizer, makers, f"use {', '.join(makers)}")
-            raise SoapstoneError(f"optimizer {self.optimizer!r} is not known; {remedy}")
-        return makers[self.optimizer](parameters)
+        return torch_optimizer(self.optimizer, parameters, self.lr)
 
 
 @takes_case
@@ -141,14 +131,14 @@ def train(
         check_writable(trace)
     check_report(report)
     chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.training.optimizer, compiled, graphed)
-    with joined(_by_torchrun(case.topology)) as (transport, place):
+    with joined(by_torchrun(case.topology)) as (transport, place):
         import torch
 
-        agree(transport, lambda: _check_ranks(case.topology, transport.size))
+        agree(transport, lambda: check_ranks(case.topology, transport.size))
         case = _measured_once(case, chosen, transport)
         torch.manual_seed(seed)
         work = load_workload(case.request).on(place)
-        _warn_of_other_devices(case.topology, transport, place)
+        warn_of_other_devices(case.topology, transport, place)
         if check:
             _check(case, work, chosen, wanted, transport, place)
         found = _train(case, work, chosen, wanted, transport, place)
@@ -160,7 +150,7 @@ def train(
             print_json(found.described()) if as_json else print_all(*found.shown(case))
 
 
-def _by_torchrun(topology: Topology) -> str:
+def by_torchrun(topology: Topology) -> str:
     """The command that was typed, as torchrun starts it."""
     return shlex.join(
         ["torchrun", "--nproc-per-node", str(_ranks_per_node(topology)), "-m", "soapstone", *sys.argv[1:]]
@@ -171,7 +161,7 @@ def _ranks_per_node(topology: Topology) -> int:
     return max(Counter(device.node for device in topology.devices).values())
 
 
-def _check_ranks(topology: Topology, size: int) -> None:
+def check_ranks(topology: Topology, size: int) -> None:
     """Raise RankError unless there is a rank for each device."""
     if size == topology.num_devices:
         return
@@ -310,7 +300,7 @@ def _check(
         say(found)
 
 
-def _warn_of_other_devices(topology: Topology, transport: Transport, place: torch.device) -> None:
+def warn_of_other_devices(topology: Topology, transport: Transport, place: torch.device) -> None:
     """Say where the ranks run on other devices than the topology has: predictions are for those."""
     import torch
 

@@ -5,10 +5,12 @@ from .choices import Choice, Comparison, compared
 from .layers import Fold, Layer, folds_of, layers_of
 from .page import write_page
 from .payload import Approach, Report, payload_of
+from .simplest import KNOWN_ERROR, Simplest, simplest_within
 from .trace import Happening, save_events, save_trace
 from .words import closing, lasting, placed, sentence, sooner, summary, telling, titled, traffic
 
 __all__ = [
+    "KNOWN_ERROR",
     "Approach",
     "Breakdown",
     "Choice",
@@ -17,6 +19,7 @@ __all__ = [
     "Happening",
     "Layer",
     "Report",
+    "Simplest",
     "breakdown_of",
     "closing",
     "compared",
@@ -28,6 +31,7 @@ __all__ = [
     "save_events",
     "save_trace",
     "sentence",
+    "simplest_within",
     "sooner",
     "summary",
     "telling",

@@ -48,19 +48,19 @@ def compared(
 ) -> Comparison:
     """What `ours` does otherwise than another strategy for the same graph and topology."""
     strategy, training = ours.strategy, ours.training
-    all_groups = _groups(strategy, other)
-    groups = _largest(strategy, all_groups, max(1, WORK // len(ours.tasks)))
+    all_groups = groups_of(strategy, other)
+    groups = largest(strategy, all_groups, max(1, WORK // len(ours.tasks)))
     most = min(most, max(1, CLOSE_WORK // len(ours.tasks)))
     simulator = Simulator(ours.graph, ours.topology, strategy, training=training)
     times: dict[tuple[int, ...], int] = {}
     for done, ops in enumerate(groups.values(), 1):
-        times[ops] = (simulator.propose(_taken_back(other, ops)) or 0) - ours.makespan_ns
+        times[ops] = (simulator.propose(taken_back(other, ops)) or 0) - ours.makespan_ns
         simulator.reject()
         progress(0.5 * done / len(groups))
     ranked = sorted(groups.items(), key=lambda item: (-abs(times[item[1]]), item[1]))
     found, titles = [], _titles(strategy, [(pattern, ops) for (pattern, _, _), ops in ranked[:most]])
     for done, ((_, mine, its), ops) in enumerate(ranked[:most], 1):
-        without = simulate(ours.graph, ours.topology, strategy.replace(_taken_back(other, ops)), training=training)
+        without = simulate(ours.graph, ours.topology, strategy.replace(taken_back(other, ops)), training=training)
         assert without.makespan_ns - ours.makespan_ns == times[ops]
         found.append(Choice(titles[ops], ops, mine, its, times[ops], *_differences(without, ours)))
         progress(0.5 + 0.5 * done / min(len(ranked), most))
@@ -72,7 +72,7 @@ def compared(
 Groups = dict[tuple[str, Configuration, Configuration], tuple[int, ...]]
 
 
-def _groups(strategy: Strategy, other: Strategy) -> Groups:
+def groups_of(strategy: Strategy, other: Strategy) -> Groups:
     """Layers that differ, with those of other blocks that differ in the same way."""
     found: dict[tuple[str, Configuration, Configuration], list[int]] = defaultdict(list)
     ops = strategy.graph.ops
@@ -84,7 +84,7 @@ def _groups(strategy: Strategy, other: Strategy) -> Groups:
     return {key: tuple(sorted(members)) for key, members in found.items()}
 
 
-def _largest(strategy: Strategy, groups: Groups, count: int) -> Groups:
+def largest(strategy: Strategy, groups: Groups, count: int) -> Groups:
     """Those that compute most."""
     flops = {ops: sum(strategy.graph.ops[i].flops for i in ops) for ops in groups.values()}
     kept = sorted(groups.items(), key=lambda item: (-flops[item[1]], item[1]))[:count]
@@ -96,7 +96,7 @@ def _titles(strategy: Strategy, groups: Sequence[tuple[str, tuple[int, ...]]]) -
     known = strategy.graph.ops
     plain = {ops: _title(strategy, pattern, ops) for pattern, ops in groups}
     with_kind = {ops: f"{known[ops[0]].kind} of {title}" for ops, title in plain.items()}
-    named = {ops: _listed([known[i].name for i in ops]) for ops in plain}
+    named = {ops: listed_layers([known[i].name for i in ops]) for ops in plain}
     uses = Counter([*plain.values(), *with_kind.values()])
     return {ops: next((t for t in (plain[ops], with_kind[ops]) if uses[t] == 1), named[ops]) for ops in plain}
 
@@ -104,14 +104,14 @@ def _titles(strategy: Strategy, groups: Sequence[tuple[str, tuple[int, ...]]]) -
 def _title(strategy: Strategy, pattern: str, ops: tuple[int, ...]) -> str:
     """The layer's name where it is only one; for several what their names have in common, where that says enough."""
     layers = list(dict.fromkeys(re.sub(r"_\d+$", "", strategy.graph.ops[i].layer) for i in ops))
-    return pattern if len(layers) > 3 and pattern.count("*") == 1 else _listed(layers)
+    return pattern if len(layers) > 3 and pattern.count("*") == 1 else listed_layers(layers)
 
 
-def _listed(names: list[str]) -> str:
+def listed_layers(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
-def _taken_back(other: Strategy, ops: tuple[int, ...]) -> dict[str, Configuration]:
+def taken_back(other: Strategy, ops: tuple[int, ...]) -> dict[str, Configuration]:
     names = [other.graph.ops[i].name for i in ops]
     return {name: other[name] for name in names}
 

@@ -82,7 +82,8 @@ def _is_running(pid: str) -> bool:
 
 def run_ranks(command: Sequence[str], environments: Sequence[Mapping[str, str]], timeout: float = 1e9) -> list[int]:
     """Run a command once for each environment; the exit statuses. Ranks that are still there some time after another
-    has failed, or after the timeout, are killed, with all that they started."""
+    has failed, or after the timeout, are killed, with all that they started. Ctrl-C is passed on to them, and they have
+    some time to put away what they found."""
     ranks: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + timeout
     failed = False
@@ -93,8 +94,21 @@ def run_ranks(command: Sequence[str], environments: Sequence[Mapping[str, str]],
             if not failed and any(rank.returncode for rank in ranks):
                 failed, deadline = True, min(deadline, time.monotonic() + PATIENCE)
             time.sleep(0.05)
+    except KeyboardInterrupt:
+        _interrupt(ranks)
+        raise
     finally:
         for rank in ranks:
             with suppress(ProcessLookupError):  # nobody of it is left
                 os.killpg(rank.pid, signal.SIGKILL)
     return [rank.wait() for rank in ranks]
+
+
+def _interrupt(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Pass Ctrl-C on, and wait a while for what it ends."""
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGINT)
+    deadline = time.monotonic() + PATIENCE
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)

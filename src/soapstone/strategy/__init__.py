@@ -2,6 +2,7 @@
 
 from .configuration import Configuration
 from .file import arguments_in
+from .measured import Measured
 from .strategy import Strategy
 
-__all__ = ["Configuration", "Strategy", "arguments_in"]
+__all__ = ["Configuration", "Measured", "Strategy", "arguments_in"]

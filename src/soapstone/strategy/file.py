@@ -7,7 +7,8 @@
 An op takes the row of its own name, else the most specific pattern that fits it, else the default. A row under an op's
 own name must be legal for it; a pattern's or the default's is fitted: dims that the op cannot split stay whole, but one
 of its ops must have each. Devices are a list in row-major order of the parts, or a range, "0-15" or "0-12:4".
-`made_for` is written by `save` and compared when the file is read.
+`made_for` is written by `save` and compared when the file is read; `predicted` and `measured` are what `soapstone tune`
+found: seconds of a step, and on what.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from ..files import read_json, shortened, write_atomically
 from ..graph import Op, OperatorGraph
 from ..topology import Topology
 from .configuration import Configuration, written
+from .measured import Measured, record_in, recorded
 from .patterns import assigned, folded
 
 KIND, FORMAT = "soapstone strategy", 2
 _PLAIN = (str, int, float, list)
-_KEYS = ("kind", "format", "made_for", "default", "ops")
+_KEYS = ("kind", "format", "made_for", "predicted", "measured", "default", "ops")
+Record = tuple[float | None, Measured | None]  # what was predicted, and what was measured
 
 
 def write(
@@ -37,9 +40,10 @@ def write(
     topology: Topology,
     configurations: Mapping[str, Configuration],
     arguments: Mapping[str, Any] | None = None,
+    record: Record = (None, None),
 ) -> None:
     """Write the strategy, with a pattern or the default for ops that are configured alike."""
-    content = data_of(graph, topology, configurations, arguments)
+    content = data_of(graph, topology, configurations, arguments, record)
     rows = content.pop("ops")
     write_atomically(path, _lines({**content, "ops": {}}).removesuffix("{}\n}") + _lines(rows, "  ") + "\n}\n")
 
@@ -49,10 +53,11 @@ def data_of(
     topology: Topology,
     configurations: Mapping[str, Configuration],
     arguments: Mapping[str, Any] | None = None,
+    record: Record = (None, None),
 ) -> dict[str, Any]:
     """What the file of a strategy holds."""
     default, rows = folded(graph, configurations)
-    head = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology, arguments)}
+    head = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology, arguments), **recorded(*record)}
     shared = {} if default is None else {"default": _row(default)}
     return {**head, **shared, "ops": {name: _row(configuration) for name, configuration in rows.items()}}
 
@@ -65,8 +70,9 @@ def _lines(data: dict[str, Any], margin: str = " ") -> str:
 
 def read(
     path: str | Path, graph: OperatorGraph, topology: Topology
-) -> tuple[dict[str, Configuration], tuple[str, ...]]:
-    """A configuration for every op, and what differs from what the file was made for. Raises StrategyError."""
+) -> tuple[dict[str, Configuration], tuple[str, ...], Record]:
+    """A configuration for every op, what differs from what the file was made for, and what was predicted and measured,
+    which is nothing where something differs. Raises StrategyError."""
     data = _content(path)
     if not isinstance(rows := data.get("ops", {}), dict):
         raise StrategyError(f"{path}: 'ops' must be an object with a configuration for each op or pattern")
@@ -80,7 +86,8 @@ def read(
     except StrategyError as error:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise StrategyError(f"{path} does not apply: {error}{why}") from None
-    return found, tuple(f"{path}: {note}; it still applies" for note in notes)
+    record = (None, None) if notes else record_in(data, path)
+    return found, tuple(f"{path}: {note}; it still applies" for note in notes), record
 
 
 def arguments_in(path: str | Path) -> dict[str, Any]:
@@ -101,6 +108,7 @@ def _content(path: str | Path) -> dict[str, Any]:
         raise StrategyError(f"{path} has strategy format {shortened(data.get('format'))}, this version reads {FORMAT}")
     if unknown := [key for key in data if key not in _KEYS]:
         raise StrategyError(f"{path} has an unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    record_in(data, path)
     return data
 
 

@@ -13,6 +13,7 @@ from ..graph import OperatorGraph
 from ..topology import Topology
 from .configuration import Configuration
 from .file import data_of, read, write
+from .measured import Measured
 from .patterns import assigned, folded
 
 MOST_LINES = 40
@@ -39,6 +40,8 @@ class Strategy(Mapping[str, Configuration]):
         self.graph, self.topology = graph, topology
         self._configurations = {name: configurations[name] for name in names}
         self.notes: tuple[str, ...] = ()  # what a file was made for that is not here
+        self.predicted: float | None = None  # seconds of a step, where `tune` found them or a file says so
+        self.measured: Measured | None = None
 
     def __getitem__(self, name: str) -> Configuration:
         if name not in self._configurations:
@@ -100,20 +103,20 @@ class Strategy(Mapping[str, Configuration]):
 
     def to_data(self, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What `save` writes."""
-        return data_of(self.graph, self.topology, self, arguments)
+        return data_of(self.graph, self.topology, self, arguments, (self.predicted, self.measured))
 
     def save(self, path: str | Path, arguments: Mapping[str, Any] | None = None) -> None:
         """Write the strategy as JSON that a person can read and change. `arguments` are what a command was asked for;
         others then know what it was made for."""
-        write(path, self.graph, self.topology, self, arguments)
+        write(path, self.graph, self.topology, self, arguments, (self.predicted, self.measured))
 
     @classmethod
     def load(cls, path: str | Path, graph: OperatorGraph, topology: Topology) -> Strategy:
         """Read a strategy for this graph and topology. Where it was made for others and still applies, `notes` says
         what differs; where it does not apply, StrategyError does."""
-        configurations, notes = read(path, graph, topology)
+        configurations, notes, record = read(path, graph, topology)
         strategy = cls(graph, topology, configurations)
-        strategy.notes = notes
+        strategy.notes, (strategy.predicted, strategy.measured) = notes, record
         return strategy
 
 

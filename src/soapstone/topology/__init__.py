@@ -1,8 +1,11 @@
 """The machines: devices and switches joined by links; presets, files and detection."""
 
-from .cluster import Topology
+from .cluster import Topology, neighbours_of
 from .detection import is_kind, kind_of
 from .layout import about_presets, preset_names
 from .vertices import Device, Link, Sum
 
-__all__ = ["Device", "Link", "Sum", "Topology", "about_presets", "is_kind", "kind_of", "preset_names"]
+__all__ = [
+    *("Device", "Link", "Sum", "Topology"),
+    *("about_presets", "is_kind", "kind_of", "neighbours_of", "preset_names"),
+]

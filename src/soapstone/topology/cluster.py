@@ -7,6 +7,7 @@ its way is the core's business (`cpp/machine/topology.hpp`).
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -211,3 +212,9 @@ def _check_connected(topology: Topology) -> None:
     lost = [device.name for device in topology.devices if device.name not in seen]
     if lost:
         raise TopologyError(f"no route leads from device {first!r} to {', '.join(map(repr, lost))}; add links that do")
+
+
+def neighbours_of(topology: Topology) -> int:
+    """How many other ranks are at work beside one on its machine, as far as this one has cores for them."""
+    nodes = Counter(device.node for device in topology.devices)
+    return min(max(nodes.values()), len(os.sched_getaffinity(0))) - 1

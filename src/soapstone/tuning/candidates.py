@@ -1,0 +1,121 @@
+"""Which strategies are worth running: the search's best, others that differ and are predicted to be near, the simplest
+within the known error of predictions, the baselines, and what was the best before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..baselines import BASELINES
+from ..graph import OperatorGraph
+from ..report import KNOWN_ERROR, simplest_within
+from ..searching import INITIAL, Progress, search
+from ..simulator import Simulation, Training, simulate
+from ..strategy import Configuration, Strategy
+from ..topology import Topology
+
+MOST = 8  # candidates
+MATERIAL = 0.02  # the share of a model's flops that is configured otherwise in a strategy that differs
+SAME_TIME = 0.002  # predictions this close, with the same degrees, are one strategy on other devices
+OTHER_TIME = 0.02  # predictions this far apart differ, however little is configured otherwise
+FAR = 2.0  # a baseline that is predicted to take so many times the best is not tried
+FIRST_SHARE = 0.7  # of the budget, for the search from all starts; the others share the rest
+
+Plain = list[tuple[dict[str, int], tuple[int, ...]]]  # degrees and devices of each op
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy with its predicted seconds, and the bytes that each device holds at most."""
+
+    name: str
+    strategy: Strategy
+    predicted: float
+    peak: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, simulation: Simulation) -> Candidate:
+        return cls(name, simulation.strategy, simulation.makespan, tuple(simulation.peak_memory))
+
+    def packed(self) -> tuple[str, Plain, float, tuple[int, ...]]:
+        """What another rank needs to make the same."""
+        rows = [(dict(c.degrees), c.devices) for c in self.strategy.values()]
+        return self.name, rows, self.predicted, self.peak
+
+    @classmethod
+    def unpacked(cls, graph: OperatorGraph, topology: Topology, packed: Any) -> Candidate:
+        name, rows, *rest = packed
+        configurations = {op.name: Configuration(*row) for op, row in zip(graph.ops, rows)}
+        return cls(name, Strategy(graph, topology, configurations), *rest)
+
+
+def find_candidates(
+    graph: OperatorGraph,
+    topology: Topology,
+    *,
+    training: Training,
+    budget: float,
+    seed: int,
+    starts: Sequence[Strategy] = (),
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> tuple[list[Candidate], bool]:
+    """Data parallelism first, then those that promise most; and whether Ctrl-C ended the search. Raises SoapstoneError
+    where nothing fits into memory."""
+
+    def played(strategy: Strategy) -> Simulation:
+        return simulate(graph, topology, strategy, training=training)
+
+    def searched(initial: Sequence[str | Strategy], share: float, number: int) -> tuple[Simulation, bool]:
+        result = search(
+            graph, topology, training=training, budget=share * budget, seed=seed + number, initial=initial,
+            progress=progress,
+        )  # fmt: skip
+        return played(result.strategy), result.interrupted
+
+    best, stopped = searched((*INITIAL, *starts), FIRST_SHARE, 0)
+    rest: list[Simulation] = []
+    for number, name in enumerate(BASELINES, 1):
+        if not stopped:
+            found, stopped = searched([name], (1 - FIRST_SHARE) / len(BASELINES), number)
+            rest.append(found)
+    rest.sort(key=lambda simulation: simulation.makespan_ns)
+    baselines = {name: played(make(graph, topology)) for name, make in BASELINES.items()}
+    near = {name: sim for name, sim in baselines.items() if sim.makespan_ns <= FAR * best.makespan_ns}
+    named = [
+        ("data", baselines["data"]),
+        ("searched", best),
+        *((f"before{f' {i}' if i > 1 else ''}", played(start)) for i, start in enumerate(starts, 1)),
+        ("simplest", simplest_within(best, KNOWN_ERROR).simulation),
+        ("simpler", simplest_within(best, KNOWN_ERROR / 2).simulation),
+        *near.items(),
+        *((f"searched {i}", sim) for i, sim in enumerate(rest, 2) if sim.makespan_ns <= FAR * best.makespan_ns),
+    ]
+    return distinct(Candidate.of(name, sim) for name, sim in named if sim.fits), stopped
+
+
+def only_baselines(graph: OperatorGraph, topology: Topology, training: Training) -> list[Candidate]:
+    """For want of time to search."""
+    found = {
+        name: simulate(graph, topology, make(graph, topology), training=training) for name, make in BASELINES.items()
+    }
+    return distinct(Candidate.of(name, simulation) for name, simulation in found.items() if simulation.fits)
+
+
+def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that differ materially from all before them."""
+    found: list[Candidate] = []
+    for candidate in candidates:
+        if len(found) < MOST and all(_differ(candidate, other) for other in found):
+            found.append(candidate)
+    return found
+
+
+def _differ(one: Candidate, other: Candidate) -> bool:
+    """By what much of the model's compute is configured, or by something small that matters."""
+    apart = abs(one.predicted / other.predicted - 1)
+    ops = one.strategy.graph.ops
+    pairs = [(op, one.strategy[op.name], other.strategy[op.name]) for op in ops]
+    changed = [op for op, a, b in pairs if ((a.degrees != b.degrees) if apart < SAME_TIME else (a != b))]
+    share = sum(op.flops for op in changed) / max(sum(op.flops for op in ops), 1)
+    return bool(changed) and (share > MATERIAL or apart > OTHER_TIME)
