@@ -6,6 +6,13 @@ from .layout import about_presets, preset_names
 from .vertices import Device, Link, Sum
 
 __all__ = [
-    *("Device", "Link", "Sum", "Topology"),
-    *("about_presets", "is_kind", "kind_of", "neighbours_of", "preset_names"),
+    "Device",
+    "Link",
+    "Sum",
+    "Topology",
+    "about_presets",
+    "is_kind",
+    "kind_of",
+    "neighbours_of",
+    "preset_names",
 ]
