@@ -189,6 +189,12 @@ def test_runtime(graph: ss.OperatorGraph) -> None:
     ]
 
 
+def test_calibration() -> None:
+    curve = _core.Curve([(1 << 10, 40_000), (1 << 20, 540_000), (1 << 24, 5_500_000)])
+    assert curve.time(1 << 11) == pytest.approx(40_500, abs=50)
+    assert curve.time(1 << 25) == pytest.approx(10_800_000, abs=50_000)
+
+
 def test_hosts() -> None:
     found = play_reference(
         [ReferenceTask(i, ((0, time),), 0, (i - 1,) if i else (), (4,)) for i, time in enumerate((2, 10, 2))]
