@@ -14,6 +14,7 @@ from soapstone.report.layers import folds_of, layers_of, pattern_of
 from soapstone.report.words import closing, lasting, placed, sentence, sooner, summary, telling
 from soapstone.strategy import Configuration
 
+from ..support.chains import Launching, with_hosts
 from ..support.chains import graph_of as graph
 
 P100 = ss.Topology.parse("p100:1x4")
@@ -149,11 +150,14 @@ def test_a_block_that_is_configured_otherwise_ends_the_fold() -> None:
 @pytest.mark.parametrize("strategy", ["data", "model", "expert"])
 def test_the_parts_of_a_device_s_time_add_up(strategy: str) -> None:
     nmt = graph("nmt")
-    for topology in (P100, ss.Topology.parse("cpu:2x2")):
-        sim = ss.simulate(nmt, topology, ss.baselines.BASELINES[strategy](nmt, topology))
+    for topology in (P100, ss.Topology.parse("cpu:2x2"), with_hosts(P100, 20_000)):
+        has_hosts = topology.devices[0].send > 0
+        training = ss.Training(Launching(2.0) if has_hosts else ss.AnalyticCosts())
+        sim = ss.simulate(nmt, topology, ss.baselines.BASELINES[strategy](nmt, topology), training=training)
         found = breakdown_of(sim)
+        assert sum(found.launching) > 0 or not has_hosts
         for device in range(4):
-            rows = [found.compute[device], found.communication[device], found.waiting[device], found.idle[device]]
+            rows = [getattr(found, name)[device] for name in found.__dataclass_fields__]
             assert min(rows) >= 0
             assert sum(rows) == sim.makespan_ns
         assert sum(found.compute) == round(sim.compute_time * 1e9)

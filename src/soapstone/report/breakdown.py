@@ -13,33 +13,37 @@ from ..simulator import COMBINE, SYNC, TRANSFER, Simulation
 @dataclass(frozen=True)
 class Breakdown:
     """Nanoseconds by device, which add up to the iteration. A device that has nothing to compute sees communication
-    while the message or sum that it waits for is on its way, waits while others compute what it needs, and is idle once
-    it has done all its work. A link that does not overlap holds its devices: that is communication, too."""
+    while the message or sum that it waits for is on its way, waits while others compute what it needs or, when all is
+    there, for its host to launch it, and is idle once it has done all its work. A link that is exposed holds its
+    devices: that is communication, too."""
 
     compute: list[int]
     communication: list[int]
     waiting: list[int]
+    launching: list[int]
     idle: list[int]
 
 
 def breakdown_of(sim: Simulation) -> Breakdown:
     count = sim.topology.num_devices
-    compute, communication, waiting = ([0] * count for _ in range(3))
+    compute, communication, waiting, launching = ([0] * count for _ in range(4))
     free = [0] * count
     moves = np.isin(sim.tasks["kind"], (TRANSFER, COMBINE, SYNC))
     for device, row, start, end in _served(sim):
-        exposed = _moving(sim, moves, row, free[device], start)
+        ready = min(max(int(sim.tasks["ready"][row]), free[device]), max(start, free[device]))
+        exposed = _moving(sim, moves, row, free[device], ready)
         communication[device] += exposed
-        waiting[device] += max(start - free[device], 0) - exposed
+        waiting[device] += ready - free[device] - exposed
+        launching[device] += max(start - ready, 0)
         (communication if moves[row] else compute)[device] += end - start
         free[device] = end
-    return Breakdown(compute, communication, waiting, [sim.makespan_ns - time for time in free])
+    return Breakdown(compute, communication, waiting, launching, [sim.makespan_ns - time for time in free])
 
 
 def _served(sim: Simulation) -> Iterator[tuple[int, int, int, int]]:
-    """What holds devices: (device, row, start, end), in the order of their starts."""
+    """What keeps devices busy: (device, row, start, end), in the order of their starts."""
     resources, rows, durations = sim.native.hold_resources, sim.native.hold_rows, sim.native.hold_durations
-    here = np.flatnonzero(resources < sim.topology.num_devices)
+    here = np.flatnonzero((resources < sim.topology.num_devices) & (durations > 0))
     starts = sim.timeline.hold_start[here]
     here = here[np.argsort(starts, kind="stable")]
     starts = sim.timeline.hold_start[here]

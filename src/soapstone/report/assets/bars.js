@@ -4,6 +4,7 @@ const TIME_PARTS = [
   ["compute", "#2a6b85", "", "computing"],
   ["communication", "#a3304f", "hatched", "communication that nothing hides"],
   ["waiting", "#d6bf63", "dotted", "waiting for others"],
+  ["launching", "#b08bbf", "hatched", "waiting for its host"],
   ["idle", "transparent", "hollow", "nothing left to do"],
 ];
 const MEMORY_PARTS = [
