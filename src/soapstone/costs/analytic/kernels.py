@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd, prod, sqrt
 from typing import NamedTuple
 
 from ...graph import ITEM_SIZES, Op, Step
@@ -119,7 +119,7 @@ def around_combine(part: StepPart, kernels: tuple[Kernels, Kernels]) -> tuple[Ke
 def _product(
     row: str, dtype: str, moved: float, count: float, m: float, n: float, k: float, repeats: int = 1
 ) -> Kernel:
-    tile = min(m, SIDE) * min(n, SIDE) * k
+    tile = SIDE * sqrt(min(m, SIDE) * min(n, SIDE)) * k  # thin products have thin tiles, but keep less of a unit busy
     return Kernel(row, dtype, moved, count * m * n, k, tile, 0.0, repeats)
 
 
@@ -182,7 +182,7 @@ def _conv(part: StepPart) -> tuple[Kernels, Kernels]:
         _product(f"{row}.data", part.dtype, moved, groups, pixels, inner, n * window / stride),
         _product(f"{row}.weight", part.dtype, moved, groups, n, k, m),
     ]
-    gain = WINOGRAD if weight[2:] in ((3, 3), (5, 5)) and stride == 1 else 1.0
+    gain = WINOGRAD if weight[2:] in ((3, 3), (5, 5)) and stride == 1 else max(inner, ALIGNED) / inner
     forward, data, backward = [product._replace(plain=1 / gain) for product in products]
     bias = [Kernel("reduce", part.dtype, part.written_bytes)] if len(part.wanted) > 2 else []
     return [forward], [*([data] if part.wanted[0] else []), backward, *bias]
@@ -294,4 +294,3 @@ _BY_FAMILY: dict[str, Callable[[StepPart], tuple[Kernels, Kernels]]] = {
     "batch_norm": _batch_norm,
     "table": _table,
 }
-

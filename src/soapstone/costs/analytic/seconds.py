@@ -38,4 +38,5 @@ def kernel_seconds(
     idle = figures.wait * units
     compute = 2 * (sums * (terms + figures.depth) + idle * tile) / (figures.share * peak)
     moving = (moved + idle * lane) / (figures.memory * bandwidth)
-    return figures.base + (compute**3 + moving**3) ** (1 / 3)
+    longer: float = (compute**3 + moving**3) ** (1 / 3)
+    return figures.base + longer

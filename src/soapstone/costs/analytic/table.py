@@ -15,6 +15,8 @@ from ...rules import RULES, facts_of
 from .seconds import Figures
 
 PRODUCTS = ("dense", "batched", "conv", "attention")
+FITTED_ON = "h200"
+REACHED = 0.85  # of the bandwidth, where nothing else holds a pass up
 TENSOR_CORES = 4  # times the peak of float32: what only they reach
 
 
@@ -60,10 +62,10 @@ def row_of(kind: str) -> str:
 def speed_of(row: str, dtype: str, kind: str, tf32: bool) -> Speed:
     device = device_of(kind)
     precision = precision_of(row, dtype, kind, tf32)
-    found = _figures(row, precision)
+    found = figures_of(row, precision)
     family, own = row.partition(".")[0], device.get("efficiency", {})
     share = found.share * own.get("conv" if family.startswith("conv") else family, own.get("dense", 1.0))
-    found = found._replace(share=share, memory=found.memory * own.get("memory", 1.0))
+    found = found._replace(share=share, memory=_share_of_bandwidth(found.memory, device) * own.get("memory", 1.0))
     launch = launches_of(row) * float(device["launch"])
     peak = float(device["tf32"] if precision == "tf32" else device.get(dtype, device["float32"]))
     rates = peak, float(device["bandwidth"]), float(device["units"]), row.startswith(PRODUCTS) and precision != "plain"
@@ -71,6 +73,15 @@ def speed_of(row: str, dtype: str, kind: str, tf32: bool) -> Speed:
         return Speed(found._replace(base=0.0), *rates, 0.0, launch * 1e-9)
     return Speed(found, *rates, launch, 0.0)
 
+
+def _share_of_bandwidth(share: float, device: dict[str, Any]) -> float:
+    """A pass that reaches less than most of its bandwidth is held up by instructions, too: units issue them, so a device
+    with less bandwidth a unit reaches more of it."""
+    fitted = device_of(FITTED_ON)
+    if share >= REACHED:
+        return share
+    a_unit = (float(device["bandwidth"]) / max(device["units"], 1)) / (float(fitted["bandwidth"]) / fitted["units"])
+    return 1 / (1 / REACHED + (1 / share - 1 / REACHED) * a_unit)
 
 
 def launches_of(row: str) -> float:
@@ -84,7 +95,7 @@ def precision_of(row: str, dtype: str, kind: str, tf32: bool) -> str:
     """What a kernel computes in. PyTorch's default is TF32 for convolutions (`torch.backends.cudnn.allow_tf32`), and
     not for other products (`torch.set_float32_matmul_precision`)."""
     device = device_of(kind)
-    if dtype == "float32" and "tf32" in device and (tf32 and row.startswith(PRODUCTS) or row.startswith("conv")):
+    if dtype == "float32" and "tf32" in device and (row.startswith("conv") or (tf32 and row.startswith(PRODUCTS))):
         return "tf32"
     if row.startswith(PRODUCTS):
         peak = float(device.get(dtype, device["float32"]))
@@ -92,9 +103,13 @@ def precision_of(row: str, dtype: str, kind: str, tf32: bool) -> str:
     return "half" if ITEM_SIZES[dtype] == 2 else "plain"
 
 
-def _figures(row: str, precision: str) -> Figures:
+def figures_of(row: str, precision: str) -> Figures:
+    """A pass has a base and a share of the bandwidth, and a wait where it has lanes."""
     rows = table()["figures"][row]
     base, *others = rows.get(precision, rows["plain"])
+    if len(others) < 4:
+        memory, wait = (*others, 0.0)[:2]
+        return Figures(base * 1e-6, 1.0, memory, 0.0, wait)
     return Figures(base * 1e-6, *others)
 
 
