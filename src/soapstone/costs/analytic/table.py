@@ -75,12 +75,13 @@ def speed_of(row: str, dtype: str, kind: str, tf32: bool) -> Speed:
 
 
 def _share_of_bandwidth(share: float, device: dict[str, Any]) -> float:
-    """A pass that reaches less than most of its bandwidth is held up by instructions, too: units issue them, so a device
-    with less bandwidth a unit reaches more of it."""
+    """A pass that reaches little of its bandwidth is held up by instructions, too: units issue them, so a device with
+    less bandwidth a unit reaches more of it."""
     fitted = device_of(FITTED_ON)
     if share >= REACHED:
         return share
-    a_unit = (float(device["bandwidth"]) / max(device["units"], 1)) / (float(fitted["bandwidth"]) / fitted["units"])
+    units = float(max(device["units"], 1)) / float(fitted["units"])
+    a_unit = float(device["bandwidth"]) / float(fitted["bandwidth"]) / units
     return 1 / (1 / REACHED + (1 / share - 1 / REACHED) * a_unit)
 
 
@@ -124,7 +125,7 @@ def table() -> dict[str, Any]:
 
 def _check_families() -> None:
     """Raise SoapstoneError unless every rule's family has costs, so that none is charged for another by oversight."""
-    known = {row.partition(".")[0] for row in table()["figures"]}
+    known = dict.fromkeys(row.partition(".")[0] for row in table()["figures"])
     for kind, rule in RULES.items():
         if rule.family not in known:
             raise SoapstoneError(f"no costs for {rule.family!r}, the family of {kind!r}; there are {', '.join(known)}")
