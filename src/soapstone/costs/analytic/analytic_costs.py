@@ -47,7 +47,7 @@ class AnalyticCosts(Costs):
         seconds = host = 0.0
         for row, dtype, moved, sums, terms, tile, lane, repeats, tensor, plain in kernels:
             speed = speed_of(row, dtype, device_kind, self.tf32)
-            slower = tensor if speed.tensor else plain
+            slower = max(tensor * speed.tensor, 1.0) if speed.tensor else plain
             rates = speed.figures, speed.peak, speed.bandwidth, speed.units
             seconds += repeats * (kernel_seconds(*rates, moved, sums * slower, terms, tile * slower, lane) + speed.own)
             host += repeats * speed.launch

@@ -29,7 +29,7 @@ class Speed:
     peak: float
     bandwidth: float
     units: float
-    tensor: bool  # cores of theirs compute it
+    tensor: float  # what of a slow-down on tensor cores is felt; 0 without them
     launch: float
     own: float
 
@@ -62,27 +62,33 @@ def row_of(kind: str) -> str:
 def speed_of(row: str, dtype: str, kind: str, tf32: bool) -> Speed:
     device = device_of(kind)
     precision = precision_of(row, dtype, kind, tf32)
-    found = figures_of(row, precision)
+    found, measured = figures_of(row, precision), not (row.startswith("conv") and precision == "plain")
     family, own = row.partition(".")[0], device.get("efficiency", {})
-    share = found.share * own.get("conv" if family.startswith("conv") else family, own.get("dense", 1.0))
-    found = found._replace(share=share, memory=_share_of_bandwidth(found.memory, device) * own.get("memory", 1.0))
+    a_unit = _a_unit(device, "tf32" if precision == "tf32" else dtype)
+    share = _share_elsewhere(found.share, a_unit) if measured else found.share
+    share *= own.get("conv" if family.startswith("conv") else family, own.get("dense", 1.0))
+    memory = _share_elsewhere(found.memory, _a_unit(device, "bandwidth")) * own.get("memory", 1.0)
+    found = found._replace(share=share, memory=memory)
     launch = launches_of(row) * float(device["launch"])
     peak = float(device["tf32"] if precision == "tf32" else device.get(dtype, device["float32"]))
-    rates = peak, float(device["bandwidth"]), float(device["units"]), row.startswith(PRODUCTS) and precision != "plain"
+    rates = peak, float(device["bandwidth"]), float(device["units"])
+    tensor = a_unit if row.startswith(PRODUCTS) and precision != "plain" else 0.0
     if kind == "cpu":
-        return Speed(found._replace(base=0.0), *rates, 0.0, launch * 1e-9)
-    return Speed(found, *rates, launch, 0.0)
+        return Speed(found._replace(base=0.0), *rates, tensor, 0.0, launch * 1e-9)
+    return Speed(found, *rates, tensor, launch, 0.0)
 
 
-def _share_of_bandwidth(share: float, device: dict[str, Any]) -> float:
-    """A pass that reaches little of its bandwidth is held up by instructions, too: units issue them, so a device with
-    less bandwidth a unit reaches more of it."""
-    fitted = device_of(FITTED_ON)
-    if share >= REACHED:
-        return share
-    units = float(max(device["units"], 1)) / float(fitted["units"])
-    a_unit = float(device["bandwidth"]) / float(fitted["bandwidth"]) / units
-    return 1 / (1 / REACHED + (1 / share - 1 / REACHED) * a_unit)
+def _share_elsewhere(share: float, a_unit: float) -> float:
+    """The share of its peak or bandwidth that a device reaches which has `a_unit` times as much of it a unit as the one
+    that was fitted to. Where that reached little, instructions held it up as well, and it is units that issue them."""
+    return share if share >= REACHED else 1 / (1 / REACHED + (1 / share - 1 / REACHED) * a_unit)
+
+
+def _a_unit(device: dict[str, Any], what: str) -> float:
+    """Peak or bandwidth a unit, in those of the device that was fitted to."""
+    fitted, units = device_of(FITTED_ON), float(max(device["units"], 1))
+    rate, other = (float(row.get(what, row["float32"])) for row in (device, fitted))
+    return rate / other * float(fitted["units"]) / units
 
 
 def launches_of(row: str) -> float:
