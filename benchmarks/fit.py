@@ -1,10 +1,11 @@
 """How near analytic costs come to an H200, and the figures that bring them there.
 
-python -m benchmarks.fit [--write]
+python -m benchmarks.fit [--write | --without MODEL]
 
 Half of the signatures in `data/h200.json` are fitted to, the other half is reported on; which half is a hash's choice.
-An op and all its parts are on one side, whatever their precision. Without --write the shipped figures are held against
-the data, with it they are fitted anew and replace those in `devices.yaml`.
+A part is on one side in all precisions, but other parts of its op may be on the other; --without fits to all models but
+one, and reports on that. The shipped figures are held against the data; --write fits them anew and replaces those in
+`devices.yaml`. Launches are fitted to what hosts took for whole steps, too, of all models.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Sample:
     seconds: float
     launch: float
     kernels: Sequence[Kernel]
-    name: str
+    model: str
 
 
 def measured() -> dict[str, Any]:
@@ -85,8 +86,7 @@ def samples(models: Iterable[dict[str, Any]]) -> list[Sample]:
             for way, kernels, ns, launch in zip(WAYS, stages, numbers[:4], numbers[4:]):
                 if ns >= SHORTEST and kernels:
                     key = (shape, tuple(extents), combines, way, row["precision"], tuple(kernels))
-                    title = f"{row['model']} {name} {extents}"
-                    made = (family, row["precision"], way, held_out, ns * 1e-9, launch * 1e-9, kernels, title)
+                    made = (family, row["precision"], way, held_out, ns * 1e-9, launch * 1e-9, kernels, row["model"])
                     found.setdefault(key, Sample(*made))
     return list(found.values())
 
@@ -257,7 +257,7 @@ def write(model: Model, figures: dict[Group, Figures], launches: dict[str, list[
 
 def report(given: Sequence[Sample], errors: np.ndarray) -> Table:
     """Median and 90th percentile of what was held out, by family and precision."""
-    shown = Table("family", *(f"{name}: parts, median, p90" for name in (*PRECISIONS, "all")), title="Held out")
+    shown = Table("family", *(f"{name}: parts, median, p90" for name in (*PRECISIONS, "all")), title="Not fitted to")
     for family in sorted({sample.family for sample in given}):
         cells = []
         for precision in (*PRECISIONS, None):
@@ -289,19 +289,36 @@ def steps_table(models: Iterable[dict[str, Any]]) -> Table:
     return shown
 
 
+def fit_to(train: Sequence[Sample]) -> tuple[Model, dict[Group, Figures]]:
+    """Families have a say that grows with the root of how many parts they have."""
+    model = Model(train)
+    sizes = Counter((sample.family, sample.precision, sample.way) for sample in train)
+    weights = [sizes[s.family, s.precision, s.way] ** -0.5 * s.seconds**LONG for s in train]
+    return model, fitted(model, np.array(weights))
+
+
+def without(given: Sequence[Sample], name: str) -> tuple[list[Sample], np.ndarray]:
+    """The parts of a model, and how far off they are where none of them is fitted to."""
+    own = [sample for sample in given if sample.model == name]
+    _, figures = fit_to([sample for sample in given if sample.model != name])
+    model = Model(own)
+    return own, np.abs(
+        model.predicted({group: figures.get(group, USUAL) for group in model.groups}) / model.seconds - 1
+    )
+
+
 def main() -> None:
     models = measured()["models"]
     given = samples(models)
+    console = Console(width=160, highlight=False)
+    if "--without" in sys.argv:
+        console.print(report(*without(given, sys.argv[-1])))
+        return
     if "--write" in sys.argv:
         train = [sample for sample in given if not sample.held_out]
-        model = Model(train)
-        sizes = Counter((sample.family, sample.precision, sample.way) for sample in train)
-        weights = np.array([sizes[s.family, s.precision, s.way] ** -0.5 * s.seconds**LONG for s in train])
-        figures = fitted(model, weights)
-        write(model, figures, fitted_launches(launch_rows(train, models)))
+        write(*fit_to(train), fitted_launches(launch_rows(train, models)))
         table.cache_clear()
         speed_of.cache_clear()
-    console = Console(width=160, highlight=False)
     held_out = [sample for sample in given if sample.held_out]
     model = Model(held_out)
     console.print(report(held_out, np.abs(model.predicted(shipped(model.groups)) / model.seconds - 1)))
