@@ -1,8 +1,7 @@
-"""Simulated training throughput against published figures, and against our own measurements on an H200.
+"""Simulated training throughput against published figures.
 
 TensorFlow's benchmark page (May 2017, synthetic data, SGD) gives images a second for 1 and 8 GPUs of a DGX-1 and of a
-Google Compute Engine node. The H200's milliseconds are what `python benchmarks/curves.py` printed for one training
-step in float32, without TF32."""
+Google Compute Engine node. Its GPUs each normalise their own batch. `benchmarks/fit.py` has our own measurements."""
 
 from __future__ import annotations
 
@@ -45,14 +44,11 @@ ANCHORS = [
     Anchor("AlexNet", "alexnet", {}, 512, "p100", {1: 2987, 8: 17822}),
     Anchor("AlexNet", "alexnet", {}, 512, "k80", {1: 656, 8: 4640}),
 ]
-H200 = {
-    "inception-v3": 106.9, "resnet-101": 115.5, "alexnet": 21.6, "rnntc": 49.6, "rnnlm": 55.5, "nmt": 83.4, "vit": 167.8
-}  # fmt: skip
 
 
 @cache
 def _graph(model: str, batch: int | None, sizes: tuple[tuple[str, Any], ...]) -> ss.OperatorGraph:
-    return ss.capture(ss.zoo.load(model, batch=batch, **dict(sizes)))
+    return ss.capture(ss.zoo.load(model, batch=batch, **dict(sizes)), batch_norm="local")
 
 
 def predicted(anchor: Anchor, devices: int) -> float:
@@ -74,14 +70,4 @@ def main() -> None:
             found = predicted(anchor, devices)
             row = (f"{devices} {anchor.kind}", f"{found:.0f}", f"{published:g}", f"{found / published:.2f}")
             table.add_row(anchor.name, str(anchor.batch), *row)
-    Console(width=120).print(table)
-    table = Table("model", "predicted", "measured", "ratio", title="A step on one H200, float32, ms")
-    topology = ss.Topology.parse("h200:1x1")
-    for model, measured in H200.items():
-        graph = _graph(model, None, ())
-        sim = ss.simulate(
-            graph, topology, ss.baselines.data_parallel(graph, topology), training=ss.Training(optimizer="sgd")
-        )
-        ratio = sim.makespan * 1e3 / measured
-        table.add_row(model, f"{sim.makespan * 1e3:.1f}", f"{measured:.1f}", f"{ratio:.2f}")
     Console(width=120).print(table)

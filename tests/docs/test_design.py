@@ -85,8 +85,11 @@ def test_costs() -> None:
     graph, costs = ss.capture(work), ss.AnalyticCosts()
     whole = costs.times(graph, 0, (256, 1024, 1024), "p100", False)
     half = costs.times(graph, 0, (128, 1024, 1024), "p100", False)
-    assert (whole.forward, whole.backward, half.forward) == (126620, 126620, 92855)
-    assert whole.forward == pytest.approx(2 * 256 * 1024 * 1024 / (10.6e12 * 0.75 * 64 / (64 + 56)) * 1e9, abs=1)
+    assert (whole.forward, whole.backward, half.forward) == (96407, 84296, 62548)
+    assert whole.launch_forward == 15200
+    compute = 2 * (256 * 1024 * (1024 + 21) + 0.4 * 56 * 64 * 64 * 1024) / (0.7625 * 10.6e12) * 1e9
+    moving = 4 * (2 * 256 * 1024 + 1024 * 1024 + 1024) / (0.7046 * 732e9) * 1e9
+    assert whole.forward == pytest.approx(5300 + (compute**3 + moving**3) ** (1 / 3), abs=2)
 
 
 def test_machines() -> None:
