@@ -68,7 +68,7 @@ class Calibrator:
             "a sum's cost to its thread": Measure(lambda: {"sum": meter.thread_of_sum()}),
             "what an iteration costs": Measure(lambda: {"iteration": programs.iteration()}),
             "copies of gradients": Measure(lambda: {"copying": programs.copying()}, tolerance=0.15),
-            "compute beside a sum": Measure(lambda: {"exposed": programs.exposed(LARGE)}, 0.15, absolute=True),
+            "compute beside a sum": Measure(lambda: {"exposed": programs.exposed(4 * MIB)}, 0.15, absolute=True),
         }
 
     def _messages(self, sizes: Iterable[int]) -> Found:

@@ -21,7 +21,7 @@ SMALL, LARGE = KIB, 16 * MIB
 MESSAGES = (SMALL, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, LARGE)
 SUMS = (SMALL, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, LARGE, 64 * MIB, 128 * MIB)  # gradients are large
 BURST = 16
-WARM = 2  # rounds that do not count
+WARM = 1  # rounds that do not count
 
 
 class Spent(NamedTuple):
@@ -32,7 +32,7 @@ class Spent(NamedTuple):
 
 
 def rounds_of(size: int) -> int:
-    return 20 if size < MIB else 8 if size <= LARGE else 3
+    return 20 if size < MIB else 6 if size <= LARGE else 2
 
 
 class Meter:

@@ -25,9 +25,9 @@ from ..transports import Pending
 from .meter import MIB, Meter, Spent
 
 CHAIN, SHORT = 16, 4  # ops
-ROUNDS = 12
+ROUNDS = 10
 SIDE = 8
-COPIED = 64 * MIB
+COPIED = 32 * MIB
 
 
 class Message(NamedTuple):
