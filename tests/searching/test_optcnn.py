@@ -16,7 +16,7 @@ from soapstone import _core
 from soapstone.searching import optcnn
 from soapstone.searching.elimination import least, order_of
 from soapstone.searching.problem import Problem
-from tests.support.chains import graph_of
+from tests.support.chains import Launching, graph_of
 
 
 @given(st.integers(1, 5), st.data())
@@ -68,11 +68,12 @@ def test_it_finds_a_strategy_of_the_space(name: str, text: str) -> None:
 def test_where_nothing_overlaps_the_sum_is_the_makespan() -> None:
     """On one device there is nothing to move, so that the sum of the ops' times is what a simulation finds."""
     graph, topology = graph_of("lenet"), ss.Topology.parse("p100:1x1")
-    problem = Problem(graph, topology)
+    training = ss.Training(Launching(0))  # nor to wait for a host
+    problem = Problem(graph, topology, training=training)
     native = _core.Additive(graph.native, problem.machine, problem.times.native)
     one = ss.baselines.data_parallel(graph, topology).native
     compute = sum(int(native.op(i, [entry])[0][0]) for i, entry in enumerate(one))
-    sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology))
+    sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology), training=training)
     updates = sim.tasks[sim.tasks["kind"] == 5]
     assert compute == sim.makespan_ns - int((updates["end"] - updates["start"]).sum())
 

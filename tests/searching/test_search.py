@@ -15,7 +15,7 @@ from soapstone.loading import Request, load_graph
 from soapstone.searching import Progress
 from soapstone.searching.problem import Problem
 from soapstone.searching.tying import levels
-from tests.support.chains import graph_of
+from tests.support.chains import Launching, graph_of
 
 MODELS = ("lenet", "inception-v3", "resnet-101", "rnnlm", "nmt", "gpt2", "shared")
 TOPOLOGIES = ("p100:1x4", "p100:1x3", "k80:2x2", "h100:1x2+a100:1x2")
@@ -95,7 +95,7 @@ def test_a_result_that_is_no_local_optimum_says_so() -> None:
 def test_metropolis_accepts_as_often_as_it_should() -> None:
     """A chain whose only move chooses between two configurations visits them as p ~ c^(-1/tau) says."""
     graph, topology = case("lenet", "p100:1x2")
-    problem = Problem(graph, topology, training=ss.Training(bucket_bytes=0))
+    problem = Problem(graph, topology, training=ss.Training(Launching(0), bucket_bytes=0))
     start = ss.baselines.data_parallel(graph, topology).native
     op = next(i for i, o in enumerate(graph.ops) if o.kind == "linear")
     table = [start[op], ([1] * len(graph.ops[op].dims), [0])]

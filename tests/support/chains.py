@@ -86,7 +86,8 @@ def configurations(name: str, text: str) -> dict[str, list[ss.Configuration]]:
 
 class Launching(ss.AnalyticCosts):
     """Devices with hosts, which take about `share` of an op's own time to launch it: more for some ops than for others,
-    and less in backward, so that some tasks wait for their hosts and others do not."""
+    and less in backward, so that some tasks wait for their hosts and others do not. Without a share
+    hosts take no time."""
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -137,7 +138,7 @@ def start(
     if messages:
         topology = with_hosts(topology, messages)
     strategies = (ss.baselines.data_parallel(graph, topology), ss.baselines.random(graph, topology, seed=seed))
-    training = ss.Training(Launching(launching) if launching else ss.AnalyticCosts(), bucket_bytes=bucket_bytes)
+    training = ss.Training(Launching(launching), bucket_bytes=bucket_bytes)
     return ss.Simulator(graph, topology, strategies[seed % 2], training=training, **options)
 
 
