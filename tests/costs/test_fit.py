@@ -45,6 +45,7 @@ def test_a_training_step_is_near_what_was_measured() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # captures what is not in the cache
 def test_all_families_are_near_what_was_measured() -> None:
     found = errors(samples(measured()["models"]))
     for family, off in found.items():
@@ -54,6 +55,7 @@ def test_all_families_are_near_what_was_measured() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # captures what is not in the cache
 def test_most_training_steps_are_near_what_was_measured() -> None:
     """Hosts were measured once a step, and differ by up to 1.6 times for the same launches."""
     off = [abs(predicted / real - 1) for *_, predicted, real in whole_steps(measured()["models"])]
