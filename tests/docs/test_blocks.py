@@ -33,7 +33,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     # Measurements are short, and beside nobody: what they come to does not matter here.
     monkeypatch.setattr(meter, "rounds_of", lambda size: 3)
     monkeypatch.setattr(meter, "WARM", 1)
-    monkeypatch.setattr(programs, "ROUNDS", 3)
+    monkeypatch.setattr(programs, "ROUNDS", 4)
     monkeypatch.setattr(passes, "LEAST", 1)
     monkeypatch.setattr(passes, "MOST", 1)
     for module in (arguments, profile):
