@@ -28,10 +28,10 @@ FAST = ("--costs", "analytic", "-t", "cpu:1x2", "--budget", "1")  # measures not
 
 def cnn() -> ss.Workload:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    model = nn.Sequential(*layers, nn.Linear(16 * 64, 10))
-    targets = torch.randint(0, 10, (32,))
-    return ss.Workload(model, (torch.randn(32, 3, 16, 16),), loss=F.cross_entropy, targets=(targets,))
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(32 * 64, 10))
+    targets = torch.randint(0, 10, (64,))
+    return ss.Workload(model, (torch.randn(64, 3, 32, 32),), loss=F.cross_entropy, targets=(targets,))
 
 
 @pytest.mark.timeout(TIMEOUT)

@@ -19,7 +19,7 @@ from soapstone import _core
 from soapstone.graph import ITEM_SIZES, Op
 from soapstone.simulator import BACKWARD, COMBINE, FORWARD, SYNC, TRANSFER, UPDATE, Simulation
 from tests.support.bruteforce import Expected, ExpectedFlow, OpReads
-from tests.support.chains import Launching, at_start, with_hosts
+from tests.support.chains import Launching, at_start, launches_of, with_hosts
 from tests.support.models import CASES
 from tests.support.reference import ReferenceTask, play_reference
 
@@ -442,12 +442,6 @@ def test_a_parameter_without_gradient_is_not_synced() -> None:
 
 
 # ---- times ----
-
-
-def launches_of(sim: ss.Simulation) -> list[tuple[int, ...]]:
-    """Of each task, what the hosts of what it holds take."""
-    first = np.searchsorted(sim.native.hold_rows, np.arange(len(sim.tasks) + 1))
-    return [tuple(sim.native.hold_launches[a:b].tolist()) for a, b in pairwise(first)]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import log
 
 import numpy as np
@@ -117,6 +118,12 @@ def with_hosts(topology: ss.Topology, ns: int) -> ss.Topology:
     links = [replace(link, times=curve, exposed=0.25) for link in topology.links]
     sums = [Sum(members, nodes, curve) for members in (2, 4, 8) for nodes in (1, 2)]
     return ss.Topology(tuple(devices), tuple(links), tuple(sums))
+
+
+def launches_of(sim: ss.Simulation) -> list[tuple[int, ...]]:
+    """Of each task, what the hosts of what it holds take."""
+    first = np.searchsorted(sim.native.hold_rows, np.arange(len(sim.tasks) + 1))
+    return [tuple(sim.native.hold_launches[a:b].tolist()) for a, b in pairwise(first)]
 
 
 def at_start(topology: ss.Topology) -> tuple[dict[int, int], dict[int, int]]:
