@@ -28,8 +28,9 @@ from soapstone.loading import Request, load_graph, load_workload
 from soapstone.runtime import Transport
 from soapstone.runtime.sharing import run_ranks, shared_gpu
 from soapstone.runtime.transports import alone, joined
+from soapstone.tuning.race import Ratio
 
-from .steps import Ratio, interleaved, ratio_of
+from .steps import interleaved, ratio_of
 
 ROUNDS = 15
 RANKS = 4

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ from torch import nn
 import soapstone as ss
 from soapstone.parts import keep_freed_memory
 from soapstone.runtime import ThreadTransport, Transport
+from soapstone.tuning.race import Ratio
 from soapstone.tuning.steps import ddp_step
 from tests.distributed.launch import run_processes
 
@@ -33,20 +33,9 @@ RANKS = 2
 Make = Callable[[], ss.Workload]
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Of two medians, with the interval that 90% of resamplings fall into."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f}x [{self.low:.3f}, {self.high:.3f}]"
-
-
 def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Rounds are drawn in pairs, since a busy moment slows both."""
+    """Of two medians, with the interval that 90% of resamplings fall into. Rounds are drawn in pairs, since a busy
+    moment slows both."""
     draw = random.Random(0)
     pairs = list(zip(ours, theirs, strict=True))
 

@@ -24,7 +24,7 @@ DOUBT = 0.025  # on each side of an interval
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median of paired ratios, and where it is likely to lie."""
+    """How many times as long one takes as another, and where that is likely to lie."""
 
     value: float
     low: float
@@ -35,7 +35,7 @@ class Ratio:
 
 
 def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Of the times of the same rounds."""
+    """The median of the ratios of the same rounds."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     if not ratios:
         return Ratio(inf, 0.0, inf)

@@ -118,9 +118,9 @@ class Calibrator:
         if self._place.type == "cpu":  # in a program it takes longer: threads stop and start
             latency = max(latency, numbers["wall"] - max(overhead, numbers["thread"] / 2))
         beyond = {size: max(seconds - one_way[SMALL], 0.0) for size, seconds in one_way.items()}
-        size = len(self._meter.everyone)
-        sums = (numbers[_sum(self._meter.everyone, size)] for size in (SUMS[-1], MIB))
-        per_byte = max(next(sums) - next(sums), 1e-9) / (SUMS[-1] - MIB)
+        everyone = self._meter.everyone
+        large, small = (numbers[_sum(everyone, size)] for size in (SUMS[-1], MIB))
+        per_byte = max(large - small, 1e-9) / (SUMS[-1] - MIB)
         return Link(
             a.name,
             b.name,
@@ -128,7 +128,7 @@ class Calibrator:
             latency=_ns(latency),
             overhead=_ns(overhead),
             exposed=exposed,
-            summing=float(round(2 * (size - 1) / size / per_byte)),
+            summing=float(round(2 * (len(everyone) - 1) / len(everyone) / per_byte)),
             times=_growing(beyond),
         )
 
