@@ -34,7 +34,7 @@ from soapstone.tuning.steps import ddp_step
 from .accuracy import Row, read, show, write
 from .steps import Make, _classified, cnn, interleaved, our_step, ratio_of
 
-ROUNDS = {"cuda": 15, "cpu": 8}
+ROUNDS = {"cuda": 15, "cpu": 6}
 BUDGET = 10.0  # seconds of search
 FOLDER = Path("build/reality")
 
@@ -147,10 +147,8 @@ def calibrated(path: Path, transport: Transport, place: torch.device) -> ss.Topo
         if transport.rank == 0:
             found.topology.save(path)
             print(f"{transport.size} ranks on {place.type}, calibrated; unsure: {len(found.unsure)}", flush=True)
-    text = transport.exchange(path.read_text() if transport.rank == 0 else None)[0]
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "t.yaml").write_text(text)
-        return ss.Topology.load(Path(folder) / "t.yaml")
+    topology: ss.Topology = transport.exchange(ss.Topology.load(path) if transport.rank == 0 else None)[0]
+    return topology
 
 
 def on_each_rank(folder: Path) -> None:

@@ -48,9 +48,9 @@ void bind_topology(nb::module_& m) {
       .def("__init__", make_curve, nb::arg("points"), "Of (bytes, ns).")
       .def("time", &Curve::time, nb::arg("bytes"));
   nb::class_<Link>(m, "Link").def(
-      nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, double, double, double, Curve>(), nb::arg("source"),
-      nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"), nb::arg("overhead"), nb::arg("duplex"),
-      nb::arg("exposed"), nb::arg("summing"), nb::arg("sharp"), nb::arg("times"));
+      nb::init<int32_t, int32_t, double, int64_t, int64_t, bool, double, double, double, Curve, std::vector<int32_t>>(),
+      nb::arg("source"), nb::arg("target"), nb::arg("bandwidth"), nb::arg("latency"), nb::arg("overhead"),
+      nb::arg("duplex"), nb::arg("exposed"), nb::arg("summing"), nb::arg("sharp"), nb::arg("times"), nb::arg("buses"));
   using soapstone::Host;
   nb::class_<Host>(
       m, "Host",
@@ -61,9 +61,9 @@ void bind_topology(nb::module_& m) {
       .def(nb::init<int32_t, int32_t, Curve>(), nb::arg("members"), nb::arg("nodes"), nb::arg("times"));
   nb::class_<Topology>(m, "Topology")
       .def(nb::init<int32_t, int32_t, By<Device, int32_t>, std::vector<Link>, By<Device, Host>,
-                    std::vector<MeasuredSum>>(),
+                    std::vector<MeasuredSum>, std::vector<double>>(),
            nb::arg("num_devices"), nb::arg("num_switches"), nb::arg("node_of_device"), nb::arg("links"),
-           nb::arg("hosts"), nb::arg("sums"))
+           nb::arg("hosts"), nb::arg("sums"), nb::arg("buses"))
       .def_prop_ro("num_devices", &Topology::num_devices)
       .def_prop_ro("num_resources", &Topology::num_resources)
       .def("route", &Topology::route, nb::arg("source"), nb::arg("target"))

@@ -37,6 +37,7 @@ class Crossings {
   int64_t cross(Device from, Device to, int64_t count) {
     const Topology::Path path = topology_.path(from, to);
     for (const Resource resource : path.resources) add(resource, {count, 0});
+    for (const Resource resource : topology_.buses_of(path.resources)) add(resource, {count, 0});
     exposed_ = std::max(exposed_, path.exposed);
     return path.latency;
   }
@@ -63,12 +64,11 @@ class Crossings {
     Pattern result{{}, {}, parts, latency, whole_messages, exposed_, {}};
     std::map<std::tuple<int32_t, int64_t, int64_t>, int32_t> index;
     for (const Resource resource : resources_) {
-      const Link& link = topology_.link(resource);
       const Count& count = counts_[place(resource)];
       const auto fresh = static_cast<int32_t>(result.loads.size());
-      const auto key = std::tuple(topology_.kind_of_link(resource), count.summed, count.in_switch);
+      const auto key = std::tuple(topology_.kind_of(resource), count.summed, count.in_switch);
       const auto [at, added] = index.try_emplace(key, fresh);
-      if (added) result.loads.push_back({link.overhead, link.summing, link.sharp, count.summed, count.in_switch});
+      if (added) result.loads.push_back(load(resource, count));
       result.resources.emplace_back(resource, at->second);
     }
     return result;
@@ -79,6 +79,11 @@ class Crossings {
     int64_t summed = 0, in_switch = 0;
   };
 
+  Pattern::Load load(Resource resource, const Count& count) const {
+    if (topology_.is_bus(resource)) return {0, topology_.bus(resource), 0, count.summed, 0};
+    const Link& link = topology_.link(resource);
+    return {link.overhead, link.summing, link.sharp, count.summed, count.in_switch};
+  }
   int32_t place(Resource resource) const { return resource.value - topology_.num_devices(); }
   void add(Resource resource, Count more) {
     Count& count = counts_[place(resource)];
@@ -88,7 +93,7 @@ class Crossings {
   }
 
   const Topology& topology_;
-  std::vector<Count> counts_;        // by link resource
+  std::vector<Count> counts_;        // by resource that is no device
   std::vector<Resource> resources_;  // in the order of their first crossing
   double exposed_ = 0;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "machine/curve.hpp"
 
@@ -11,13 +12,14 @@ constexpr int64_t largest_whole = int64_t{1} << 53;  // bytes, bytes/s, ns of a 
 
 struct Link {
   int32_t source, target;
-  double bandwidth;           // bytes/s each way, rounded to whole bytes so that holds are exact
-  int64_t latency, overhead;  // ns
-  bool duplex;                // false: both directions share one resource
-  double exposed;             // the share of a message's time that keeps the devices at its ends from computing
-  double summing;             // bytes/s of a collective over it
-  double sharp;               // bytes/s of an all-reduce that the switch at its end sums; 0: it does not
-  Curve times;                // of a transfer, where they were measured; none: by its bandwidth
+  double bandwidth;            // bytes/s each way, rounded to whole bytes so that holds are exact
+  int64_t latency, overhead;   // ns
+  bool duplex;                 // false: both directions share one resource
+  double exposed;              // the share of a message's time that keeps the devices at its ends from computing
+  double summing;              // bytes/s of a collective over it
+  double sharp;                // bytes/s of an all-reduce that the switch at its end sums; 0: it does not
+  Curve times;                 // of a transfer, where they were measured; none: by its bandwidth
+  std::vector<int32_t> buses;  // what it shares with other links: their numbers
 };
 
 // ceil(amount * part / whole), exactly. Throws std::invalid_argument beyond 2^53.

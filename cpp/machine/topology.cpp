@@ -34,12 +34,14 @@ int64_t at_least_one(int64_t latency, int64_t longest) { return longest + latenc
 }  // namespace
 
 Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device,
-                   std::vector<Link> links, By<Device, Host> hosts, std::vector<MeasuredSum> sums)
+                   std::vector<Link> links, By<Device, Host> hosts, std::vector<MeasuredSum> sums,
+                   std::vector<double> buses)
     : num_devices_(num_devices),
       node_of_device_(std::move(node_of_device)),
       links_(std::move(links)),
       hosts_(std::move(hosts)),
-      sums_(std::move(sums)) {
+      sums_(std::move(sums)),
+      buses_(std::move(buses)) {
   if (num_devices < 1 || num_switches < 0) throw std::invalid_argument("a topology has at least one device");
   if (node_of_device_.size() != static_cast<size_t>(num_devices)) {
     throw std::invalid_argument("node_of_device needs one entry a device");
@@ -62,10 +64,10 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t
     link.summing = std::round(link.summing);
     link.sharp = std::round(link.sharp);
     const int64_t weight = link.latency + hold_time(link, routing_bytes);
-    edges_[link.source].push_back({link.target, Resource(num_resources()), weight});
+    edges_[link.source].push_back({link.target, first_bus(), weight});
     link_of_resource_.push_back(static_cast<int32_t>(i));
     if (link.duplex) link_of_resource_.push_back(static_cast<int32_t>(i));
-    edges_[link.target].push_back({link.source, Resource(num_resources() - 1), weight});
+    edges_[link.target].push_back({link.source, Resource(first_bus().value - 1), weight});
   }
   check_connected();
   std::map<std::tuple<double, double, double, int64_t, int64_t, double, Curve>, int32_t> kinds;
@@ -75,6 +77,12 @@ Topology::Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t
     kind_of_link_.push_back(kinds.try_emplace(kind, static_cast<int32_t>(kinds.size())).first->second);
     has_direct_links_between_nodes_ |= std::max(link.source, link.target) < num_devices &&
                                        node_of(Device(link.source)) != node_of(Device(link.target));
+  }
+  std::map<double, int32_t> rates;
+  for (double& rate : buses_) {
+    if (!is_rate(rate)) throw std::invalid_argument("a bus's bandwidth is out of range");
+    rate = std::round(rate);
+    kind_of_bus_.push_back(rates.try_emplace(rate, static_cast<int32_t>(rates.size())).first->second);
   }
 }
 
@@ -88,6 +96,8 @@ void Topology::check_link(const Link& link, int32_t num_vertices) const {
   }
   if (link.sharp != 0.0 && !is_rate(link.sharp)) throw std::invalid_argument("a link's sharp is out of range");
   if (!(link.exposed >= 0.0 && link.exposed <= 1.0)) throw std::invalid_argument("a link's exposed is not a share");
+  for (const int32_t bus : link.buses)
+    if (bus < 0 || static_cast<size_t>(bus) >= buses_.size()) throw std::invalid_argument("a link has no such bus");
   if (bad_time(link.latency) || bad_time(link.overhead)) {
     throw std::invalid_argument("a link's latency or overhead is out of range");
   }
@@ -148,8 +158,10 @@ Topology::Routes Topology::find_routes(Device source) const {
       routes.resources.push_back(steps[vertex].resource);
     }
     std::reverse(routes.resources.begin() + begin, routes.resources.end());
-    const int32_t shape =
-        shape_of({routes.resources.begin() + begin, routes.resources.end()}, hosts_[source], hosts_[device], kinds);
+    const std::span<const Resource> links{routes.resources.begin() + begin, routes.resources.end()};
+    const std::vector<Resource> buses = buses_of(links);
+    const int32_t shape = shape_of(links, buses, hosts_[source], hosts_[device], kinds);
+    routes.resources.insert(routes.resources.end(), buses.begin(), buses.end());
     if (shapes_[shape].costs_ends())
       routes.resources.insert(routes.resources.end(), {resource_of(source), resource_of(device)});
     routes.to.push_back({begin, shape});
@@ -157,15 +169,27 @@ Topology::Routes Topology::find_routes(Device source) const {
   return routes;
 }
 
-int32_t Topology::shape_of(std::span<const Resource> resources, const Host& from, const Host& to,
-                           std::vector<int32_t>& kinds) const {
+std::vector<Resource> Topology::buses_of(std::span<const Resource> links) const {
+  std::vector<Resource> found;
+  for (const Resource resource : links)
+    for (const int32_t bus : link(resource).buses) {
+      const Resource shared(first_bus().value + bus);
+      if (std::find(found.begin(), found.end(), shared) == found.end()) found.push_back(shared);
+    }
+  return found;
+}
+
+int32_t Topology::shape_of(std::span<const Resource> links, std::span<const Resource> buses, const Host& from,
+                           const Host& to, std::vector<int32_t>& kinds) const {
   kinds = {kind_of_host_.at(from), kind_of_host_.at(to)};
-  for (const Resource resource : resources) kinds.push_back(kind_of_link_[link_index(resource)]);
+  for (const Resource resource : links) kinds.push_back(kind_of(resource));
+  for (const Resource resource : buses) kinds.push_back(kind_of(resource));
   if (const auto at = shape_index_.find(kinds); at != shape_index_.end()) return at->second;
   Shape& shape = shapes_.emplace_back();
   shape.from = from;
   shape.to = to;
-  for (const Resource resource : resources) {
+  for (const Resource resource : buses) shape.buses.push_back(bus(resource));
+  for (const Resource resource : links) {
     shape.links.push_back(link_index(resource));
     shape.latency += link(resource).latency;
     shape.exposed = std::max(shape.exposed, link(resource).exposed);
@@ -192,14 +216,16 @@ void Topology::measure(const Shape& shape, int64_t bytes, Size& size) const {
   size.bytes = -1;  // until all is known
   size.durations.clear();
   size.longest = size.slowest = size.last_slowest = 0;
-  for (const int32_t link : shape.links) {
-    const int64_t duration = hold_time(links_[link], bytes);
+  const auto hold = [&](int64_t duration) {
     const auto place = static_cast<int32_t>(size.durations.size());
     if (duration > size.longest) size.slowest = place;
     if (duration >= size.longest) size.last_slowest = place;
     size.longest = std::max(size.longest, duration);
     size.durations.push_back(duration);
-  }
+  };
+  for (const int32_t link : shape.links) hold(hold_time(links_[link], bytes));
+  for (const double rate : shape.buses) hold(wire_time(rate, bytes));
+  size.num_between = size.durations.size();
   if (shape.costs_ends()) measure_ends(shape, size);
   size.latency = at_least_one(shape.latency, size.longest);
   size.bytes = bytes;
@@ -223,11 +249,10 @@ int64_t Topology::transfer(Device from, Device to, int64_t bytes, std::vector<Ho
   check_device(to);
   check_bytes(bytes);
   const auto [resources, size] = way(from, to, bytes);
-  const size_t num_links = path(from, to).resources.size();
+  const size_t between = size.num_between;
   for (size_t i = 0; i < size.durations.size(); ++i) {
-    const int32_t launch = i < num_links ? 0 : size.launches[i - num_links];
-    if (i < num_links || launch > 0 || size.durations[i] > 0)
-      holds.push_back({resources[i], size.durations[i], launch});
+    const int32_t launch = i < between ? 0 : size.launches[i - between];
+    if (i < between || launch > 0 || size.durations[i] > 0) holds.push_back({resources[i], size.durations[i], launch});
   }
   return size.latency;
 }

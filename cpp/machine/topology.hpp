@@ -6,6 +6,7 @@
 //
 // nanoseconds; its latency is the sum of the links' latencies. A collective takes the best of its patterns
 // (collectives.hpp) by latency + longest hold, without contention.
+// Links may share buses: a message also holds each bus of its links, once, for its bytes at the bus's bandwidth.
 // A link that is exposed makes a message hold the devices at its ends, too, for that share of the longest hold.
 //
 // A message also costs the threads at its ends some time, each its own, however fast the links are: where a thread is
@@ -52,19 +53,21 @@ class Topology {
   // The vertices are the devices 0 .. num_devices-1, then the switches. No hosts: messages cost threads nothing. Throws
   // std::invalid_argument on bad links or hosts, or unconnected devices.
   Topology(int32_t num_devices, int32_t num_switches, By<Device, int32_t> node_of_device, std::vector<Link> links,
-           By<Device, Host> hosts = {}, std::vector<MeasuredSum> sums = {});
+           By<Device, Host> hosts = {}, std::vector<MeasuredSum> sums = {}, std::vector<double> buses = {});
 
   int32_t num_devices() const { return num_devices_; }
   auto devices() const { return range<Device>(num_devices_); }
-  // Devices first, then the links in order: source to target, and for a duplex link target to source.
-  int32_t num_resources() const { return num_devices_ + static_cast<int32_t>(link_of_resource_.size()); }
+  // Devices first, then the links in order: source to target, and for a duplex link target to source; then buses.
+  int32_t num_resources() const { return first_bus().value + static_cast<int32_t>(buses_.size()); }
   bool is_device(Resource resource) const { return resource < first_link(); }
 
   // What a message of some size holds on any route over links of the same kinds.
   struct Size {
     int64_t bytes = -1, longest = 0, latency = 0;
     int32_t slowest = 0, last_slowest = 0;  // places in the route: the first and the last that is held longest
-    std::vector<int64_t> durations;     // by place: links, then the two devices where the message costs them anything
+    // By place: links, buses, then the two devices where the message costs them anything.
+    std::vector<int64_t> durations;
+    size_t num_between = 0;             // links and buses
     std::array<int32_t, 2> launches{};  // of these devices' hosts
   };
   // A message between two devices that are not one: the resources on its route. Good until the next call.
@@ -101,15 +104,21 @@ class Topology {
   const Curve* measured_sum(std::span<const Device> devices) const;
   const Host& host_of(Device device) const { return hosts_[device]; }
   int32_t node_of(Device device) const { return node_of_device_[device]; }
+  bool is_bus(Resource resource) const { return resource >= first_bus(); }
   const Link& link(Resource resource) const { return links_[link_index(resource)]; }
-  // Links that take and hold alike have one kind.
-  int32_t kind_of_link(Resource resource) const { return kind_of_link_[link_index(resource)]; }
+  double bus(Resource resource) const { return buses_[bus_index(resource)]; }  // bytes/s
+  // The buses of these links, each once, in the order in which links name them.
+  std::vector<Resource> buses_of(std::span<const Resource> links) const;
+  // Links that take and hold alike have one kind, and so have buses; the two kinds differ.
+  int32_t kind_of(Resource resource) const {
+    return is_bus(resource) ? ~kind_of_bus_[bus_index(resource)] : kind_of_link_[link_index(resource)];
+  }
   // Whether some link joins devices of two nodes, as the measured topologies' do: it hides which adapter it goes by.
   bool has_direct_links_between_nodes() const { return has_direct_links_between_nodes_; }
 
  private:
   struct Route {
-    int32_t begin;  // in Routes::resources: links, then the devices at both ends where it costs them anything
+    int32_t begin;  // in Routes::resources: links, buses, then the devices at both ends where it costs them anything
     int32_t shape;
   };
   struct Routes {  // of one source, to every device
@@ -122,6 +131,7 @@ class Topology {
     static constexpr int bits = 3;  // of a size's place among those that are kept
 
     std::vector<int32_t> links;
+    std::vector<double> buses;  // bytes/s
     int64_t latency = 0;
     double exposed = 0;
     Host from, to;
@@ -135,6 +145,8 @@ class Topology {
     Resource resource;
   };
   Resource first_link() const { return Resource(num_devices_); }
+  Resource first_bus() const { return Resource(num_devices_ + static_cast<int32_t>(link_of_resource_.size())); }
+  int32_t bus_index(Resource resource) const { return resource - first_bus(); }
   int32_t link_index(Resource resource) const { return link_of_resource_[resource - first_link()]; }
   void check_link(const Link& link, int32_t num_vertices) const;
   void check_device(Device device) const;
@@ -142,7 +154,7 @@ class Topology {
   std::vector<Step> least_paths(Device source) const;
   Routes find_routes(Device source) const;
   // `kinds` is memory to use.
-  int32_t shape_of(std::span<const Resource> resources, const Host& from, const Host& to,
+  int32_t shape_of(std::span<const Resource> links, std::span<const Resource> buses, const Host& from, const Host& to,
                    std::vector<int32_t>& kinds) const;
   void measure_ends(const Shape& shape, Size& size) const;
   void hold_members(std::span<const Device> devices, int64_t bytes, int64_t slowed, std::vector<Hold>& holds) const;
@@ -162,12 +174,13 @@ class Topology {
   std::vector<Link> links_;
   By<Device, Host> hosts_;
   std::vector<MeasuredSum> sums_;  // the smaller groups first
+  std::vector<double> buses_;      // bytes/s
   std::map<Host, int32_t> kind_of_host_;
   std::vector<int32_t> link_of_resource_;         // from the first link on
   std::vector<std::vector<Hop>> edges_;           // by vertex
   mutable By<Device, Routes> routes_;             // by source; empty until asked for
   mutable std::array<PatternCache, 2> patterns_;  // by collective
-  std::vector<int32_t> kind_of_link_;
+  std::vector<int32_t> kind_of_link_, kind_of_bus_;
   bool has_direct_links_between_nodes_ = false;
   mutable std::vector<Shape> shapes_;
   mutable std::map<std::vector<int32_t>, int32_t> shape_index_;  // by kinds

@@ -53,6 +53,7 @@ int64_t launch(const Task& task, int64_t ready, Resources& resources) {
   if (!task.launches) return ready;
   int64_t start = ready;
   task.each_hold([&](const Hold& hold) {
+    if (hold.launch == 0) return;
     auto& launched = resources[hold.resource].launched;
     launched += hold.launch;
     start = std::max(start, launched);

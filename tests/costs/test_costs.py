@@ -115,10 +115,10 @@ def test_half_precision_is_faster_where_the_device_has_it() -> None:
 
 
 def test_every_preset_has_costs() -> None:
-    assert set(preset_names()) <= set(device_kinds())
     graph = linear(64, 32, 32)
     for name in preset_names():
         topology = ss.Topology.parse(f"{name}:1x2")
+        assert topology.devices[0].kind in device_kinds()
         assert ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology)).makespan > 0
 
 

@@ -18,7 +18,7 @@ import soapstone as ss
 from soapstone.costs import OpTimes
 from soapstone.graph import OperatorGraph
 from soapstone.simulator import ENGINES, states_of, temporaries_of
-from soapstone.topology import Sum
+from soapstone.topology import Bus, Sum
 
 from .models import CASES
 
@@ -109,15 +109,17 @@ class Launching(ss.AnalyticCosts):
 
 def with_hosts(topology: ss.Topology, ns: int) -> ss.Topology:
     """The same as if it had been measured: about so many nanoseconds of an end's thread go into each message, sums are
-    copied first, links and sums go by curves."""
+    copied first, links and sums go by curves, and links share two buses."""
     devices = [
         replace(device, send=ns + 7 * number, receive=ns // 2, sum=2 * ns, iteration=3 * ns, copying=2e10)
         for number, device in enumerate(topology.devices)
     ]
     curve = ((1 << 10, ns // 8), (1 << 16, ns // 4), (1 << 22, 8 * ns))
-    links = [replace(link, times=curve, exposed=0.25) for link in topology.links]
+    buses = (Bus("all", 4e9), Bus("some", 6e9))
+    names = (("all",), ("some", "all"), ())
+    links = [replace(link, times=curve, exposed=0.25, buses=names[i % 3]) for i, link in enumerate(topology.links)]
     sums = [Sum(members, nodes, curve) for members in (2, 4, 8) for nodes in (1, 2)]
-    return ss.Topology(tuple(devices), tuple(links), tuple(sums))
+    return ss.Topology(tuple(devices), tuple(links), tuple(sums), buses)
 
 
 def launches_of(sim: ss.Simulation) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ import torch
 import soapstone as ss
 from soapstone import _core
 from soapstone.errors import SoapstoneError, TopologyError
-from soapstone.topology import Device, Link, Sum, Topology, about_presets, preset_names
+from soapstone.topology import Bus, Device, Link, Sum, Topology, about_presets, preset_names
 from soapstone.topology.detection import joined, kind_of, nvlinks
 from tests.support.chains import Launching, graph_of
 from tests.support.machines import GIB, all_reduce, make_device, transfer, two_nodes
@@ -107,13 +107,13 @@ def test_native_rejects_what_is_out_of_range() -> None:
 
 def test_native_checks_what_it_is_made_of() -> None:
     good: dict[str, Any] = {"source": 0, "target": 1, "bandwidth": 1e9, "latency": 0, "overhead": 0}
-    good |= {"duplex": True, "exposed": 0.0, "summing": 1e9, "sharp": 0.0, "times": _core.Curve([])}
+    good |= {"duplex": True, "exposed": 0.0, "summing": 1e9, "sharp": 0.0, "times": _core.Curve([]), "buses": []}
     with pytest.raises(ValueError, match="device 1 is not connected"):
-        _core.Topology(2, 0, [0, 0], [], [], [])
+        _core.Topology(2, 0, [0, 0], [], [], [], [])
     with pytest.raises(ValueError, match="at least one device"):
-        _core.Topology(0, 0, [], [], [], [])
+        _core.Topology(0, 0, [], [], [], [], [])
     with pytest.raises(ValueError, match="one entry a device"):
-        _core.Topology(2, 0, [0], [], [], [])
+        _core.Topology(2, 0, [0], [], [], [], [])
     for change in (
         {"target": 2},
         {"target": 0},
@@ -123,11 +123,14 @@ def test_native_checks_what_it_is_made_of() -> None:
         {"sharp": 0.5},
         {"exposed": 1.5},
         {"latency": -1},
+        {"buses": [0]},
     ):
         with pytest.raises(ValueError, match="a link"):
-            _core.Topology(2, 0, [0, 0], [_core.Link(**good | change)], [], [])
+            _core.Topology(2, 0, [0, 0], [_core.Link(**good | change)], [], [], [])
     with pytest.raises(ValueError, match="a host's time"):
-        _core.Topology(2, 0, [0, 0], [_core.Link(**good)], [_core.Host(0, -1, 0, 0, 0, False)] * 2, [])
+        _core.Topology(2, 0, [0, 0], [_core.Link(**good)], [_core.Host(0, -1, 0, 0, 0, False)] * 2, [], [])
+    with pytest.raises(ValueError, match="a bus's bandwidth"):
+        _core.Topology(2, 0, [0, 0], [_core.Link(**good)], [], [], [0.5])
 
 
 @pytest.mark.parametrize("kind", ["cpu", "h100"])
@@ -245,7 +248,7 @@ def test_presets_are_sound(text: str) -> None:
 
 
 def test_preset_names() -> None:
-    assert preset_names() == ["a100", "cpu", "h100", "h200", "k80", "p100", "v100"]
+    assert preset_names() == ["a100", "cpu", "h100", "h200", "k80", "k80_flexflow", "p100", "p100_flexflow", "v100"]
     assert about_presets().keys() == set(preset_names())
     assert "first cluster of the FlexFlow paper" in about_presets()["p100"]
 
@@ -487,3 +490,52 @@ def test_files_have_defaults_and_numbers_with_exponents(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("17.5e9", "17.5e-1"))
     with pytest.raises(TopologyError, match="memory"):
         Topology.load(path)
+
+
+def on_a_bus() -> Topology:
+    """Three devices whose links, of 1 GB/s, share a bus of 1.5 GB/s; a and b also a port of 2 GB/s."""
+    links = [Link(*ends, 1e9, latency=10, buses=buses) for ends, buses in (
+        (("a", "b"), ("port", "bus")), (("b", "c"), ("bus",)), (("a", "c"), ("bus",)),
+    )]  # fmt: skip
+    return Topology(tuple(map(make_device, "abc")), tuple(links), (), (Bus("bus", 1.5e9), Bus("port", 2e9)))
+
+
+def test_messages_share_the_buses_of_their_links() -> None:
+    holds, latency = transfer(on_a_bus(), 1, 0, 3000)
+    assert (holds, latency) == ({"b→a": 3000, "port": 1500, "bus": 2000}, 10)
+    holds, _ = transfer(on_a_bus(), 1, 2, 3000)
+    assert holds == {"b→c": 3000, "bus": 2000}
+    chained = replace(on_a_bus(), links=on_a_bus().links[:2])
+    assert transfer(chained, 0, 2, 3000)[0] == {"a→b": 3000, "b→c": 3000, "port": 1500, "bus": 2000}
+
+
+def test_a_sum_shares_the_buses_of_its_links() -> None:
+    """A ring of three moves 2 * 2/3 of the bytes over each of its links, and three times as much over the bus."""
+    holds, _ = all_reduce(on_a_bus(), [0, 1, 2], 300_000)
+    assert holds == {"a→b": 400_000, "b→c": 400_000, "c→a": 400_000, "port": 200_000, "bus": 800_000}
+    known = replace(on_a_bus(), sums=(Sum(3, 1, ((1, 5), (1_000_000, 1_000_004))),))
+    assert set(all_reduce(known, [0, 1, 2], 300_000)[0].values()) == {300_004}
+
+
+def test_buses_in_files(tmp_path: Path) -> None:
+    on_a_bus().save(tmp_path / "t.yaml")
+    assert Topology.load(tmp_path / "t.yaml") == on_a_bus()
+    with pytest.raises(TopologyError, match="there is no bus 'prt'; did you mean port"):
+        Topology(on_a_bus().devices, (Link("a", "b", 1e9, buses=("prt",)),), (), (Bus("port", 1e9),))
+    with pytest.raises(TopologyError, match="two buses are named 'b'"):
+        replace(on_a_bus(), buses=(*on_a_bus().buses, Bus("b", 1e9), Bus("b", 1e9)))
+    with pytest.raises(TopologyError, match="bus 'b': bandwidth must be at least 1 byte/s"):
+        Bus("b", 0)
+
+
+def test_sums_as_in_the_paper() -> None:
+    """4 GiB/s from device to device of a node, then 1 GiB/s from node to node, one after the other."""
+    topology = Topology.parse("p100_flexflow:4x4")
+    for devices, seconds in (([0, 1], 0.25), ([0, 1, 2, 3], 0.75), ([0, 4], 1.0), (list(range(16)), 3.75)):
+        holds, latency = all_reduce(topology, devices, GIB)
+        assert set(holds.values()) == {int(seconds * 1e9)}, devices
+        assert latency == 0
+    assert transfer(topology, 0, 1, GIB) == ({"gpu0→gpu1": 250_000_000}, 0)
+    assert max(transfer(topology, 0, 4, GIB)[0].values()) == 1_000_000_000
+    with pytest.raises(TopologyError, match="a preset with sums of its own joins no other"):
+        Topology.parse("p100_flexflow:1x2+a100:1x2")

@@ -49,6 +49,7 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
                         {name: getattr(link, name) for name in link.__dataclass_fields__}
                         for link in found.topology.links
                     ],
+                    "buses": {bus.name: bus.bandwidth for bus in found.topology.buses},
                     "all_reduce": found.all_reduce,
                     "exposed": found.exposed,
                     "unsure": list(found.unsure),
@@ -72,7 +73,9 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
             f"an iteration {device.iteration / 1e3:,.0f} us; gradients are copied at "
             f"{scaled(device.copying or 0, 'B')}/s."
         )
-        print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", hidden, threads)
+        shared = ", ".join(f"{bus.name} {scaled(bus.bandwidth, 'B')}/s" for bus in found.topology.buses)
+        together = f"Messages at once share: {shared}." if shared else "No links share a bus."
+        print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", together, hidden, threads)
         if found.unsure:
             some = "; ".join(found.unsure[:4]) + (
                 f"; and {len(found.unsure) - 4} more" if len(found.unsure) > 4 else ""

@@ -3,9 +3,10 @@
 from .cluster import Topology, neighbours_of
 from .detection import is_kind, kind_of
 from .layout import about_presets, preset_names
-from .vertices import Device, Link, Sum
+from .vertices import Bus, Device, Link, Sum
 
 __all__ = [
+    "Bus",
     "Device",
     "Link",
     "Sum",

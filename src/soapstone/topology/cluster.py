@@ -1,8 +1,8 @@
 """The machines: devices and switches joined by links.
 
 A link's end that names no device is a switch. Resources, which serve tasks one by one, are numbered devices first, then
-links in order: a duplex link is two resources, one each way, a shared one is a single resource. What a message holds on
-its way is the core's business (`cpp/machine/topology.hpp`).
+links in order: a duplex link is two resources, one each way, a shared one is a single resource; then buses. What a
+message holds on its way is the core's business (`cpp/machine/topology.hpp`).
 """
 
 import os
@@ -20,28 +20,32 @@ from ..errors import SoapstoneError, TopologyError, meant
 from ..files import MAX_BYTES, decode, files_beside, write_atomically
 from .detection import detected
 from .layout import lay_out
-from .vertices import Device, Link, Sum
+from .vertices import Bus, Device, Link, Sum
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Devices, the links between them, and `sums` where all-reduces were measured; raises TopologyError unless every
-    device reaches every other."""
+    """Devices, the links between them, `sums` where all-reduces were measured, and `buses` that links share; raises
+    TopologyError unless every device reaches every other."""
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
     sums: tuple[Sum, ...] = ()
+    buses: tuple[Bus, ...] = ()
     _native: _core.Topology | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
         object.__setattr__(self, "links", tuple(self.links))
         object.__setattr__(self, "sums", tuple(self.sums))
+        object.__setattr__(self, "buses", tuple(self.buses))
         if not self.devices:
             raise TopologyError("a topology needs at least one device")
         _check_unique((repr(device.name) for device in self.devices), "two devices are named", "; rename one")
         joined = (" and ".join(sorted((repr(link.source), repr(link.target)))) for link in self.links)
         _check_unique(joined, "two links join", "; make them one, with the sum of their bandwidths")
+        _check_unique((repr(bus.name) for bus in self.buses), "two buses are named", "; rename one")
+        _check_buses(self)
         _check_switches(self)
         _check_connected(self)
 
@@ -64,7 +68,7 @@ class Topology:
                 raise TopologyError(f"is larger than {MAX_BYTES >> 20} MiB; it is not one of our files")
             content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
             rows: _Rows = decode(_Rows, content, "the topology")
-            return cls(rows.devices, rows.links, rows.sums)
+            return cls(rows.devices, rows.links, rows.sums, rows.buses)
         except FileNotFoundError:
             remedy = meant(
                 Path(path).name, files_beside(Path(path), ".yaml", ".yml"), "`soapstone calibrate` writes one"
@@ -85,6 +89,7 @@ class Topology:
             "devices": [asdict(device) for device in self.devices],
             "links": [asdict(link) for link in self.links],
             "sums": [asdict(found) for found in self.sums],
+            "buses": [asdict(bus) for bus in self.buses],
         }
         write_atomically(Path(path), yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000))
 
@@ -101,14 +106,14 @@ class Topology:
 
     @property
     def resources(self) -> list[str]:
-        """A readable name for each resource: "gpu0", "gpu0→host0", or "host0↔network" for a shared link."""
+        """A readable name for each resource: "gpu0", "gpu0→host0", "host0↔network" for a shared link, or a bus's."""
         names = [device.name for device in self.devices]
         for link in self.links:
             if link.duplex:
                 names += [f"{link.source}→{link.target}", f"{link.target}→{link.source}"]
             else:
                 names.append(f"{link.source}↔{link.target}")
-        return names
+        return [*names, *(bus.name for bus in self.buses)]
 
     @property
     def native(self) -> _core.Topology:
@@ -118,8 +123,10 @@ class Topology:
         assert self._native is not None
         return self._native
 
-    def __reduce__(self) -> tuple[type[Self], tuple[tuple[Device, ...], tuple[Link, ...], tuple[Sum, ...]]]:
-        return type(self), (self.devices, self.links, self.sums)  # the core's copy does not travel
+    def __reduce__(
+        self,
+    ) -> tuple[type[Self], tuple[tuple[Device, ...], tuple[Link, ...], tuple[Sum, ...], tuple[Bus, ...]]]:
+        return type(self), (self.devices, self.links, self.sums, self.buses)  # the core's copy does not travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,7 @@ class _Rows:
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
     sums: tuple[Sum, ...] = ()
+    buses: tuple[Bus, ...] = ()
 
 
 class _Loader(yaml.SafeLoader):
@@ -150,6 +158,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _read_float)
 def _build_native(topology: Topology) -> _core.Topology:
     names = [*(device.name for device in topology.devices), *topology.switches]
     index = {name: i for i, name in enumerate(names)}
+    buses = {bus.name: i for i, bus in enumerate(topology.buses)}
     return _core.Topology(
         topology.num_devices,
         len(topology.switches),
@@ -166,11 +175,13 @@ def _build_native(topology: Topology) -> _core.Topology:
                 link.bandwidth if link.summing is None else link.summing,
                 link.sharp or 0,
                 _core.Curve(link.times),
+                [buses[name] for name in link.buses],
             )
             for link in topology.links
         ],
         [_core.Host(d.send, d.receive, d.sum, d.iteration, d.copying or 0, d.has_host) for d in topology.devices],
         [_core.MeasuredSum(s.members, s.nodes, _core.Curve(s.times)) for s in topology.sums],
+        [bus.bandwidth for bus in topology.buses],
     )
 
 
@@ -180,6 +191,15 @@ def _check_unique(names: Iterable[str], what: str, remedy: str) -> None:
         if name in seen:
             raise TopologyError(f"{what} {name}{remedy}")
         seen.add(name)
+
+
+def _check_buses(topology: Topology) -> None:
+    names = [bus.name for bus in topology.buses]
+    for link in topology.links:
+        for name in link.buses:
+            if name not in names:
+                remedy = meant(name, names, "name it under `buses`")
+                raise TopologyError(f"link {link.source!r} to {link.target!r}: there is no bus {name!r}; {remedy}")
 
 
 def _neighbours(topology: Topology) -> dict[str, list[str]]:

@@ -27,7 +27,7 @@ def detected() -> Vertices:
         return lay_out(f"cpu:1x{len(os.sched_getaffinity(0))}")
     properties = [torch.cuda.get_device_properties(i) for i in range(count)]
     devices = tuple(Device(f"gpu{i}", kind_of(p.name), 0, p.total_memory) for i, p in enumerate(properties))
-    return devices, tuple(joined(devices, nvlinks(_matrix())))
+    return devices, tuple(joined(devices, nvlinks(_matrix()))), ()
 
 
 def kind_of(name: str) -> str:

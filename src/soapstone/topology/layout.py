@@ -2,7 +2,8 @@
 
 A preset has a `device`, `most_per_node`, `groups` (switches that so many neighbours share) and `links`, each from and
 to "device", a group, a switch of the node's own or "network", which all nodes share. A link from device to device has
-`pairs`: "all", or numbers inside the node; `least` and `most` limit a link to nodes of that many devices.
+`pairs`: "all", or numbers inside the node; `least` and `most` limit a link to nodes of that many devices. Where `sums`
+has bandwidths, all-reduces go to one device of a node after the other, and then from node to node.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 import yaml
 
 from ..errors import TopologyError, meant
-from .vertices import Device, Link
+from .vertices import Device, Link, Sum
 
-Vertices = tuple[tuple[Device, ...], tuple[Link, ...]]
+Vertices = tuple[tuple[Device, ...], tuple[Link, ...], tuple[Sum, ...]]
 
 _MOST_DEVICES = 2**16
+_SUMMED = (1, 2**30)  # bytes: what lies between is in proportion
 _ENDS = ("from", "to", "pairs", "least", "most")
 
 
@@ -43,7 +45,7 @@ def about_presets() -> dict[str, str]:
 
 
 def lay_out(text: str) -> Vertices:
-    """The devices and links of one preset, or of several joined by "+" on one network. Raises TopologyError."""
+    """The devices, links and sums of one preset, or of several joined by "+" on one network. Raises TopologyError."""
     words = text.split("+") if isinstance(text, str) else [text]
     matches = [_match(word, text) for word in words]
     num_nodes = sum(int(match[2]) for match in matches)
@@ -64,7 +66,8 @@ def lay_out(text: str) -> Vertices:
             node += 1
     if num_nodes == 1:
         links = [link for link in links if link.target != "network"]
-    return tuple(devices), tuple(_without_dead_ends(links, devices))
+    sums = _sums([(_preset(match[1]), int(match[2]), int(match[3])) for match in matches], text)
+    return tuple(devices), tuple(_without_dead_ends(links, devices)), tuple(sums)
 
 
 def _match(word: str, text: str) -> re.Match[str]:
@@ -117,6 +120,19 @@ def _links(preset: Mapping[str, Any], devices: list[Device], node: int) -> Itera
             joined = list(dict.fromkeys(zip(vertices(row["from"]), vertices(row["to"]))))
         for source, target in joined:
             yield Link(source, target, **facts)
+
+
+def _sums(kinds: list[tuple[Mapping[str, Any], int, int]], text: str) -> Iterator[Sum]:
+    """What an all-reduce takes among so many devices of each of so many nodes, where a preset says how."""
+    if not any("sums" in preset for preset, _, _ in kinds):
+        return
+    if len(kinds) > 1:
+        raise TopologyError(f"topology {text!r}: a preset with sums of its own joins no other; write a YAML file")
+    preset, num_nodes, per_node = kinds[0]
+    for nodes in range(1, num_nodes + 1):
+        for members in range(1 if nodes > 1 else 2, per_node + 1):
+            per_byte = (members - 1) / preset["sums"]["inside"] + (nodes - 1) / preset["sums"]["across"]
+            yield Sum(members * nodes, nodes, tuple((size, round(size * per_byte * 1e9)) for size in _SUMMED))
 
 
 def _without_dead_ends(links: list[Link], devices: list[Device]) -> list[Link]:

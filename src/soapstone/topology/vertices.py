@@ -53,7 +53,7 @@ class Link:
     keeps the devices at its ends from computing. `summing` is the bandwidth that a collective reaches, since it also
     adds; None: the same. `sharp` is the bandwidth of an all-reduce that the switch at its end sums (NVLink SHARP);
     None: it cannot. `times`, where they were measured, are (bytes, ns) of messages beyond latency and overhead, and
-    stand in for the bandwidth.
+    stand in for the bandwidth. `buses` names what the link shares with others.
     """
 
     source: str
@@ -66,6 +66,7 @@ class Link:
     summing: float | None = None
     sharp: float | None = None
     times: tuple[tuple[int, int], ...] = ()
+    buses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"link {self.source!r} to {self.target!r}"
@@ -83,6 +84,20 @@ class Link:
         if self.sharp is not None:
             _check_bandwidth(self.sharp, f"{where}: sharp")
         object.__setattr__(self, "times", _curve(self.times, f"{where}: times"))
+        object.__setattr__(self, "buses", tuple(self.buses))
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """What several links share, in bytes/s both ways together: a device's port, or a node's memory."""
+
+    name: str
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        where = f"bus {self.name!r}"
+        _check_name(self.name, f"{where}: name")
+        _check_bandwidth(self.bandwidth, f"{where}: bandwidth")
 
 
 @dataclass(frozen=True, slots=True)

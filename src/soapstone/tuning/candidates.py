@@ -73,7 +73,7 @@ def find_candidates(
         )  # fmt: skip
         return played(result.strategy), result.interrupted
 
-    best, stopped = searched((*INITIAL, *starts), FIRST_SHARE, 0)
+    best, stopped = searched((*INITIAL["soapstone"], *starts), FIRST_SHARE, 0)
     rest: list[Simulation] = []
     for number, name in enumerate(BASELINES, 1):
         if not stopped:

@@ -16,11 +16,13 @@ from statistics import median
 from .clocks import Clock, Sample
 
 LEAST_ROUNDS = 3
+CLOSE = 0.04  # samples that differ by no more than this share agree
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """So many rounds, of batches this long; what takes very long has fewer rounds, but at least three."""
+    """So many rounds, of batches this long; what takes very long, or the same every time, has fewer, but at least
+    three."""
 
     rounds: int = 11
     batch_ns: int = 2_000_000
@@ -48,8 +50,10 @@ class Timed:
         self.samples.append(clock.sample(self.call, self.repeats))
 
     def is_done(self, pace: Pace) -> bool:
+        if len(self.samples) < min(LEAST_ROUNDS, pace.rounds):
+            return False
         spent = sum(map(max, self.samples)) * self.repeats
-        return len(self.samples) >= min(LEAST_ROUNDS, pace.rounds) and spent > pace.longest_ns
+        return spent > pace.longest_ns or all(max(times) <= (1 + CLOSE) * min(times) for times in zip(*self.samples))
 
     def begin(self, pace: Pace, clock: Clock) -> None:
         """Warm up, and see how many calls make a batch."""

@@ -143,19 +143,19 @@ def _stage(
     wanted = [x for x in leaves if x.requires_grad]
     if not (backward and roots and wanted):
         return Stage(Timed(forward), None)
-    copies, own = _copies(wanted), list(wanted)
+    own = [x for x in wanted if not any(x is other for other in shared)]
+    copies = _copies(own) if wanted[0].is_cuda else 1
     for _ in range(copies - 1):
-        twins = {id(x): _twin(x) for x in own if not any(x is other for other in shared)}
+        twins = {id(x): _twin(x) for x in own}
         roots += [y for y in recording.run([twins.get(id(x), x) for x in given], draws) if y.requires_grad]
         wanted += twins.values()
     return Stage(Timed(forward), Timed(_differentiation(roots, wanted, shared)), copies)
 
 
-def _copies(wanted: Sequence[torch.Tensor]) -> int:
+def _copies(own: Sequence[torch.Tensor]) -> int:
     """A GPU's segment differentiates many parts in one call, which takes its host some time of its own. For parts so
-    small that it counts, several are differentiated by one call."""
-    small = sum(x.nbytes for x in wanted) < SMALL_BYTES
-    return COPIES if small and wanted[0].is_cuda else 1
+    small that it counts, several are differentiated by one call, each with its own of what they do not share."""
+    return COPIES if sum(x.nbytes for x in own) < SMALL_BYTES else 1
 
 
 def _twin(x: torch.Tensor) -> torch.Tensor:

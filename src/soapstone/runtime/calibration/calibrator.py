@@ -10,13 +10,14 @@ from itertools import combinations
 import torch
 
 from ...parts import keep_freed_memory
-from ...topology import Device, Link, Sum, Topology, kind_of
-from ..transports import Transport
+from ...topology import Bus, Device, Link, Sum, Topology, kind_of
+from ..transports import Pair, Transport
 from .meter import LARGE, MESSAGES, MIB, SMALL, SUMS, Meter
 from .passes import Found, Measure, Numbers, measured
 from .programs import Programs
 
 Progress = Callable[[float, str], None]
+PORT, NODE = "what a rank sends and receives at once", "what all ranks of a node send at once"
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,24 @@ class Calibrator:
             return Calibration(Topology(tuple(devices), ()))
         groups = _groups([device.node for device in devices])
         self._transport.open(self._pairs, dict.fromkeys(groups, 1))
-        numbers = measured(self._measures(groups), self._progress)
-        return self._calibration(devices, groups, numbers)
+        shared = _shared([device.node for device in devices])
+        numbers = measured(self._measures(groups, shared), self._progress)
+        return self._calibration(devices, groups, shared, numbers)
 
-    def _measures(self, groups: list[tuple[int, ...]]) -> dict[str, Measure]:
+    def _measures(self, groups: list[tuple[int, ...]], shared: dict[str, list[Pair]]) -> dict[str, Measure]:
         programs, meter = Programs(self._meter), self._meter
-        small, large = ([s for s in MESSAGES if (s >= MIB) == is_large] for is_large in (False, True))
+        small, large = _by_size(MESSAGES)
         found = {
             "small messages": Measure(lambda: self._messages(small)),
             "large messages": Measure(lambda: self._messages(large), tolerance=0.15),
             "bursts of messages": Measure(self._overheads),
         }
         for ranks in groups:
-            for what, sizes, tolerance in (("small", SUMS[:4], 0.3), ("large", SUMS[4:], 0.15)):
+            for what, sizes, tolerance in zip(("small", "large"), _by_size(SUMS), (0.3, 0.15)):
                 act = lambda ranks=ranks, sizes=sizes: self._sums(ranks, sizes)  # noqa: E731
                 found[f"{what} sums of {len(ranks)} ranks"] = Measure(act, tolerance)
+        if shared:
+            found["messages at once"] = Measure(lambda: self._rates(shared), tolerance=0.15)
         return found | {
             "messages in a program": Measure(lambda: dict(zip(("wall", "thread"), programs.message()))),
             "a sum's cost to its thread": Measure(lambda: {"sum": meter.thread_of_sum()}),
@@ -84,10 +88,15 @@ class Calibrator:
         found = self._transport.exchange(own)
         return {name: max(each[name] for each in found) for name in own}
 
+    def _rates(self, shared: dict[str, list[Pair]]) -> Found:
+        return {name: self._meter.rate_together(pairs, 4 * MIB) for name, pairs in shared.items()}
+
     def _sums(self, ranks: tuple[int, ...], sizes: Iterable[int]) -> Found:
         return {_sum(ranks, size): self._meter.all_reduce(ranks, size) for size in sizes}
 
-    def _calibration(self, devices: list[Device], groups: list[tuple[int, ...]], numbers: Numbers) -> Calibration:
+    def _calibration(
+        self, devices: list[Device], groups: list[tuple[int, ...]], shared: dict[str, list[Pair]], numbers: Numbers
+    ) -> Calibration:
         end, total, iteration = (_ns(numbers[name]) for name in ("thread", "sum", "iteration"))
         known = [
             replace(
@@ -104,7 +113,10 @@ class Calibrator:
         links = [self._link(known[a], known[b], a, b, numbers, exposed) for a, b in self._pairs]
         sums = [self._measured_sum(devices, ranks, numbers) for ranks in groups]
         everyone = {size: numbers[_sum(self._meter.everyone, size)] for size in SUMS}
-        topology = Topology(tuple(known), tuple(links), tuple(sums))
+        alone = max(link.bandwidth for link in links)
+        rates = {name: float(round(max(numbers[name], alone))) for name in shared}  # a lone message is not slowed
+        shared_links, buses = _on_buses(known, links, rates)
+        topology = Topology(tuple(known), shared_links, tuple(sums), buses)
         return Calibration(topology, everyone, exposed, tuple(numbers.unsure))
 
     def _measured_sum(self, devices: list[Device], ranks: tuple[int, ...], numbers: Numbers) -> Sum:
@@ -133,6 +145,12 @@ class Calibrator:
         )
 
 
+def _by_size(sizes: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Those that are small, and those that are large."""
+    sizes = list(sizes)
+    return [size for size in sizes if size < MIB], [size for size in sizes if size >= MIB]
+
+
 def _groups(nodes: list[int]) -> list[tuple[int, ...]]:
     """The sets of ranks whose sums are measured: the first 2, 4, 8, ... of a node, one of each node, and all."""
     ranks = range(len(nodes))
@@ -141,6 +159,34 @@ def _groups(nodes: list[int]) -> list[tuple[int, ...]]:
     leaders = tuple(rank for rank in ranks if nodes[rank] not in nodes[:rank])
     wanted = [*inside, tuple(first), leaders, tuple(ranks)]
     return [group for group in dict.fromkeys(wanted) if len(group) > 1]
+
+
+def _shared(nodes: list[int]) -> dict[str, list[Pair]]:
+    """The pairs of ranks that talk at once to show what they share: one with all others of its node, and all of them.
+    One pair shows both."""
+    first = [rank for rank in range(len(nodes)) if nodes[rank] == nodes[0]]
+    pairs = list(combinations(first, 2))
+    if len(first) < 2:
+        return {}
+    return {NODE: pairs} if len(first) == 2 else {PORT: [pair for pair in pairs if first[0] in pair], NODE: pairs}
+
+
+def _on_buses(
+    devices: list[Device], links: list[Link], rates: dict[str, float]
+) -> tuple[tuple[Link, ...], tuple[Bus, ...]]:
+    """Links inside nodes with the buses that they share."""
+    node = {device.name: device.node for device in devices}
+    found: dict[str, Bus] = {}
+
+    def buses(link: Link) -> list[Bus]:
+        if node[link.source] != node[link.target]:
+            return []
+        names = [(f"{end}'s port", PORT) for end in (link.source, link.target)]
+        names.append((f"node {node[link.source]}", NODE))
+        return [found.setdefault(name, Bus(name, rates[of])) for name, of in names if of in rates]
+
+    known = [replace(link, buses=tuple(bus.name for bus in buses(link))) for link in links]
+    return tuple(known), tuple(found.values())
 
 
 def _growing(times: dict[int, float]) -> tuple[tuple[int, int], ...]:

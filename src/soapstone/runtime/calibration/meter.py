@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
 
 import torch
 
-from ..transports import Incoming, Outgoing, Pending, Transport
+from ..transports import Incoming, Outgoing, Pair, Pending, Transport
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL, LARGE = KIB, 16 * MIB
@@ -54,6 +54,29 @@ class Meter:
         )
         return max((burst - single) / (BURST - 1), 0.0)
 
+    def rate_together(self, pairs: Sequence[Pair], size: int) -> float:
+        """Bytes/s of messages both ways between these pairs, all at once."""
+        messages = [*pairs, *((b, a) for a, b in pairs)]
+        tensor = torch.zeros(size // 4, device=self.place)
+        found = self.timed(lambda: self._begin_round(messages, tensor), rounds_of(size))
+        slowest = max(wall - self._launched(thread) for wall, thread in self.transport.exchange(found))
+        return float(len(messages) * size / max(slowest, 1e-9))
+
+    def _begin_round(self, messages: Sequence[Pair], tensor: torch.Tensor) -> Pending:
+        """One message of each of these (source, target), as one round."""
+        numbered = [(next(self._rows), a, b) for a, b in messages]
+        outgoing = [Outgoing(row, b, tensor) for row, a, b in numbered if a == self.rank]
+        incoming = [Incoming(row, a, tuple(tensor.shape), tensor.dtype) for row, a, b in numbered if b == self.rank]
+        pending = self.transport.round(numbered[0][0], outgoing, incoming)
+
+        def wait() -> torch.Tensor:
+            for each in pending:
+                each()
+            self.transport.finish()
+            return tensor
+
+        return wait
+
     def all_reduce(self, ranks: tuple[int, ...], size: int) -> float:
         """With all of them waiting: of the slowest, beyond what its host takes to launch it."""
         tensor = torch.zeros(size // 4, device=self.place)
@@ -89,9 +112,10 @@ class Meter:
         return Spent(self._typical(walls), self._typical(threads))
 
     def idle(self, rounds: int) -> Spent:
-        """Of a rank that takes no part: it only meets the others."""
+        """Of a rank that takes no part: it meets the others, and leaves a number to what they begin."""
         for _ in range(rounds + WARM):
             self.meet()
+            next(self._rows)
         return Spent(0.0, 0.0)
 
     def meet(self) -> None:
