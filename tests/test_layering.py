@@ -39,7 +39,7 @@ ORDER = [
     "__main__",
     "__init__",
 ]
-TORCH_PLACES = ["tracing", "parts", "runtime", "tuning", "zoo", "costs/measured"]
+TORCH_PLACES = ["tracing", "parts", "runtime", "tuning", "zoo", "costs/measured", "searching/reinforce"]
 
 PACKAGE = "soapstone"
 FOLDER = Path(__file__).parents[1] / "src" / PACKAGE

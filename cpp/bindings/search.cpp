@@ -8,12 +8,13 @@ namespace {
 
 using soapstone::Chain;
 using soapstone::OpIndex;
-using MoveTuple = std::tuple<std::vector<OpIndex>, int32_t, std::vector<ConfigurationPair>>;
+using MoveTuple = std::tuple<std::vector<OpIndex>, int32_t, std::vector<ConfigurationPair>, bool>;
 using EndsTuple = std::tuple<int64_t, double, int64_t, double>;
 
 std::vector<soapstone::Move> to_moves(const std::vector<MoveTuple>& tuples) {
   std::vector<soapstone::Move> moves;
-  for (const auto& [ops, table, own] : tuples) moves.push_back({ops, table, to_configurations(own)});
+  for (const auto& [ops, table, own, anywhere] : tuples)
+    moves.push_back({ops, table, to_configurations(own), anywhere});
   return moves;
 }
 
@@ -93,15 +94,15 @@ void bind_chain(nb::module_& m) {
           [](Chain* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
              const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& tables,
              soapstone::By<soapstone::Device, int64_t> memory, int64_t num_states, uint64_t seed,
-             int64_t num_temporaries) {
+             int64_t num_temporaries, soapstone::Method engine) {
             std::vector<std::vector<Configuration>> native;
             for (const auto& table : tables) native.push_back(to_configurations(table));
-            new (self)
-                Chain(graph, machine, times, std::move(native), {std::move(memory), num_states, num_temporaries}, seed);
+            new (self) Chain(graph, machine, times, std::move(native), {std::move(memory), num_states, num_temporaries},
+                             seed, engine);
           },
           nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("tables"), nb::arg("memory"),
-          nb::arg("num_states"), nb::arg("seed"), nb::arg("num_temporaries") = 0, nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 4>(),
+          nb::arg("num_states"), nb::arg("seed"), nb::arg("num_temporaries") = 0,
+          nb::arg("engine") = soapstone::Method::resume, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(),
           "Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.")
       .def(
           "go",
@@ -120,7 +121,8 @@ void bind_chain(nb::module_& m) {
             self.walk(moves, {first, last, relative}, to_ends(ends));
           },
           nb::arg("moves"), nb::arg("first"), nb::arg("last"), nb::arg("relative"), nb::arg("ends"),
-          "Metropolis from one temperature to another. Moves: (ops, table, configurations of their own); ends: "
+          "Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any "
+          "device); ends: "
           "(proposals, seconds, patience in proposals, in seconds).")
       .def(
           "descend",
@@ -145,6 +147,7 @@ void bind_chain(nb::module_& m) {
       .def_prop_ro("num_proposals", &Chain::num_proposals)
       .def_prop_ro("num_neighbours", &Chain::num_neighbours)
       .def_prop_ro("makespan", &Chain::makespan)
+      .def_prop_ro("overflow", &Chain::overflow, "Bytes by which the strategy does not fit.")
       .def_prop_ro("best_makespan", &Chain::best_makespan)
       .def_prop_ro("best_overflow", &Chain::best_overflow)
       .def_prop_ro("best", [](const Chain& self) { return to_pairs(self.best()); })

@@ -17,13 +17,14 @@ int64_t largest_accepted(int64_t makespan, double u, double temperature, bool re
 }  // namespace
 
 Chain::Chain(const Graph& graph, const Machine& machine, const Times& times,
-             std::vector<std::vector<Configuration>> tables, MemoryLimit memory, uint64_t seed)
+             std::vector<std::vector<Configuration>> tables, MemoryLimit memory, uint64_t seed, Method engine)
     : graph_(graph),
       machine_(machine),
       times_(times),
       tables_(std::move(tables)),
       memory_(std::move(memory)),
-      random_(seed) {}
+      random_(seed),
+      engine_(engine) {}
 
 void Chain::go(const Strategy& strategy) {
   if (!simulator_) {
@@ -52,6 +53,13 @@ Strategy Chain::strategy() const {
 const Configuration& Chain::option(const Move& move, size_t index) const {
   const auto& table = tables_[move.table];
   return index < table.size() ? table[index] : move.own[index - table.size()];
+}
+
+Configuration Chain::drawn(const Move& move) {
+  Configuration chosen = option(move, draw(num_options(move)));
+  if (move.anywhere)
+    for (Device& device : chosen.devices) device = Device(static_cast<int32_t>(draw(machine_.topology.num_devices())));
+  return chosen;
 }
 
 // Own mappings from random bits: the standard's distributions differ from library to library.
@@ -94,18 +102,44 @@ std::optional<int64_t> Chain::propose(const Move& move, const Configuration& opt
   for (const OpIndex op : move.ops)
     if (simulator_->graph.ops[op].configuration != option) changes_.emplace_back(op, option);
   if (changes_.empty()) return std::nullopt;
-  const auto makespan = simulator_->propose(changes_, overflow_ ? INT64_MAX : limit, Method::resume, overflow_);
+  if (engine_ == Method::full) return propose_anew(limit);
+  const bool to_the_end = overflow_ || engine_ == Method::delta;
+  const auto makespan = simulator_->propose(changes_, to_the_end ? INT64_MAX : limit, engine_, overflow_);
   if (makespan && *makespan > limit && simulator_->overflow() == overflow_) {
-    simulator_->reject();
+    reject();
     return std::nullopt;
   }
   return makespan;
 }
 
+std::optional<int64_t> Chain::propose_anew(int64_t limit) {
+  Strategy proposed = strategy();
+  for (const auto& [op, configuration] : changes_) proposed[op] = configuration;
+  anew_ = std::make_unique<Simulator>(graph_, machine_, times_, memory_);
+  const int64_t makespan = anew_->begin(proposed), overflow = anew_->overflow();
+  if (overflow < overflow_ || (overflow == overflow_ && makespan <= limit)) return makespan;
+  reject();
+  return std::nullopt;
+}
+
+void Chain::accept() {
+  if (anew_)
+    simulator_ = std::move(anew_);
+  else
+    simulator_->accept();
+}
+
+void Chain::reject() {
+  if (anew_)
+    anew_.reset();
+  else
+    simulator_->reject();
+}
+
 // Whether the strategy is another one now.
 bool Chain::try_out(const Move& move, const Configuration& option, int64_t limit) {
   if (!propose(move, option, limit)) return false;
-  simulator_->accept();
+  accept();
   if (overflow_) overflow_ = simulator_->overflow();
   note();
   return true;
@@ -118,7 +152,7 @@ void Chain::walk(const std::vector<Move>& moves, const Temperature& temperature,
   const double length = static_cast<double>(where.proposals), fall = temperature.last / temperature.first;
   while (!ends(where, begin)) {
     const Move& move = moves[draw(moves.size())];
-    const Configuration& chosen = option(move, draw(num_options(move)));
+    const Configuration chosen = drawn(move);
     const double u = draw(), done = static_cast<double>(num_proposals_ - begin.proposals) / length;
     const double now = temperature.first * std::pow(fall, done);
     try_out(move, chosen, largest_accepted(simulator_->makespan(), u, now, temperature.relative));
@@ -156,7 +190,7 @@ std::optional<bool> Chain::look(const std::vector<Move>& moves, const Ends& wher
     if (ends(where, begin)) return std::nullopt;
     ++num_neighbours_;
     if (!propose(moves[move], option(moves[move], index), simulator_->makespan() - 1)) continue;
-    simulator_->reject();
+    reject();
     return false;
   }
   return true;

@@ -8,6 +8,9 @@
 //
 // so that a simulation stops as soon as c* is known to be larger. Where the strategy does not fit into the devices'
 // memory, a proposal must not fit worse, and one that fits better is accepted whatever its makespan.
+//
+// Walks are the same with each engine. `resume` knows the limit, as above; `delta` and `full` are the paper's two
+// simulation algorithms, which play every proposal to its end, and `full` makes the task graph anew for it.
 #pragma once
 
 #include <atomic>
@@ -18,11 +21,13 @@
 
 namespace soapstone {
 
-// Ops that are configured as one: by an entry of one of the chain's tables, or by one of their own.
+// Ops that are configured as one: by an entry of one of the chain's tables, or by one of their own. A walk puts each
+// part of what it has drawn `anywhere`, on any device, or leaves it where it is.
 struct Move {
   std::vector<OpIndex> ops;
   int32_t table = 0;
   std::vector<Configuration> own;
+  bool anywhere = false;
 };
 
 // Goes from `first` to `last` along a walk, each time by the same factor.
@@ -51,7 +56,7 @@ class Chain {
   using Clock = std::chrono::steady_clock;
 
   Chain(const Graph&, const Machine&, const Times&, std::vector<std::vector<Configuration>> tables, MemoryLimit,
-        uint64_t seed);
+        uint64_t seed, Method engine = Method::resume);
 
   // Goes to a strategy, however long it takes.
   void go(const Strategy& strategy);
@@ -70,6 +75,7 @@ class Chain {
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }  // since it was made
 
   int64_t makespan() const { return simulator_->makespan(); }
+  int64_t overflow() const { return overflow_; }
   int64_t best_overflow() const { return best_overflow_; }
   const Strategy& best() const { return best_; }
   Strategy strategy() const;
@@ -85,11 +91,15 @@ class Chain {
 
   size_t num_options(const Move& move) const { return tables_[move.table].size() + move.own.size(); }
   const Configuration& option(const Move& move, size_t index) const;
+  Configuration drawn(const Move& move);
   size_t draw(size_t count);
   double draw();
   bool ends(const Ends&, const Begin&) const;
   std::vector<std::pair<int32_t, int32_t>> neighbours(const std::vector<Move>& moves);  // (move, option), shuffled
   std::optional<int64_t> propose(const Move&, const Configuration&, int64_t limit);
+  std::optional<int64_t> propose_anew(int64_t limit);
+  void accept();
+  void reject();
   bool try_out(const Move&, const Configuration&, int64_t limit);
   void check(const std::vector<Move>& moves) const;
   void note();
@@ -100,7 +110,9 @@ class Chain {
   const std::vector<std::vector<Configuration>> tables_;
   const MemoryLimit memory_;
   std::mt19937_64 random_;
+  const Method engine_;
   std::unique_ptr<Simulator> simulator_;
+  std::unique_ptr<Simulator> anew_;  // of an open proposal, where the engine is `full`
   const Clock::time_point begun_ = Clock::now();
   int64_t overflow_ = 0;
   Strategy best_;

@@ -65,7 +65,7 @@ void ChoiceMaker::add_times(OpIndex op, Choice& choice) const {
   const auto& [degrees, devices] = choice.configuration;
   const bool back = graph_.ops[op].backward, finishes = layout_->combines && graph_.ops[op].combine.finish;
   const auto at_least_1 = [](int64_t ns) { return std::max<int64_t>(ns, 1); };
-  std::map<Device, int64_t> work;
+  std::map<Device, Load> work;
   for (const Part part : layout_->parts()) {
     const auto& times = times_.of(op, degrees, machine_.kinds[devices[part]])[layout_->extents.of_part[part]];
     const auto first = devices.begin() + layout_->first_copy(layout_->output_of(part)).value;
@@ -74,8 +74,11 @@ void ChoiceMaker::add_times(OpIndex op, Choice& choice) const {
     choice.backward.push_back(back ? at_least_1(times.backward) : 0);
     choice.finish_forward.push_back(ends ? at_least_1(times.finish_forward) : 0);
     choice.finish_backward.push_back(ends && back ? at_least_1(times.finish_backward) : 0);
-    work[devices[part]] +=
+    Load& load = work[devices[part]];
+    load.busy +=
         choice.forward.back() + choice.backward.back() + choice.finish_forward.back() + choice.finish_backward.back();
+    load.launching += times.launch_forward + (back ? times.launch_backward : 0);
+    if (ends) load.launching += times.launch_finish_forward + (back ? times.launch_finish_backward : 0);
   }
   choice.work.assign(work.begin(), work.end());
 }

@@ -14,6 +14,17 @@ using Matrix = By<Part, Column>;
 
 constexpr int64_t never = -(int64_t{1} << 60);  // where there is no path
 
+// What a device and its host have to do, each one after the other.
+struct Load {
+  int64_t busy = 0, launching = 0;  // ns
+
+  Load& operator+=(const Load& more) {
+    busy += more.busy;
+    launching += more.launching;
+    return *this;
+  }
+};
+
 struct Choice {
   struct Elements {
     int32_t parameter;
@@ -26,7 +37,7 @@ struct Choice {
   std::vector<std::vector<Part>> groups;  // that combine
   std::vector<int64_t> combine;           // by group
   Column sync;                            // the sum of its gradients, where no other op has a share
-  std::vector<std::pair<Device, int64_t>> work;
+  std::vector<std::pair<Device, Load>> work;
   std::vector<Elements> elements;   // of parameters that are updated
   By<Part, bool> updates;           // some update waits for its gradients
   std::map<int32_t, int64_t> read;  // by parameter: elements that its parts read, or fewer

@@ -24,7 +24,7 @@ struct Exhaustive::State {
 
   By<OpIndex, int32_t> choice;
   By<OpIndex, Column> done, follows;                            // R and D
-  By<OpIndex, By<Device, int64_t>> work;                        // for all ops up to it
+  By<OpIndex, By<Device, Load>> work;                           // for all ops up to it
   By<OpIndex, std::vector<int64_t>> elements;                   // likewise: of each parameter on each device
   By<OpIndex, std::vector<std::pair<int64_t, int32_t>>> order;  // (bound, option) of what is worth a look
   Column ready, after;
@@ -146,15 +146,16 @@ void Exhaustive::make_rest(size_t num_parameters) {
     for (const auto& [parameter, count] : least)
       least_elements_[parameter] = std::max(least_elements_[parameter], count);
   }
-  rest_.assign(graph_.ops.size() + 1, 0);
+  rest_.assign(graph_.ops.size() + 1, {});
   for (const OpIndex op : graph_.ops.indices() | std::views::reverse) {
-    int64_t least = INT64_MAX;
+    Load least{INT64_MAX, INT64_MAX};
     for (const auto& option : choices_[op]) {
-      int64_t work = 0;
-      for (const auto& [device, nanoseconds] : option.work) work += nanoseconds;
-      least = std::min(least, work);
+      Load work;
+      for (const auto& [device, load] : option.work) work += load;
+      least = {std::min(least.busy, work.busy), std::min(least.launching, work.launching)};
     }
-    rest_[op] = rest_[op + 1] + least;
+    rest_[op] = rest_[op + 1];
+    rest_[op] += least;
   }
   last_reader_.resize(graph_.ops.size());
   for (const OpIndex op : graph_.ops.indices()) {
@@ -182,10 +183,10 @@ int64_t Exhaustive::place(State& state, OpIndex op, int32_t choice) const {
     work = state.work[op - 1];
     elements = state.elements[op - 1];
   } else {
-    work.assign(num_devices, 0);
+    work.assign(num_devices, {});
     elements.assign(num_devices * least_elements_.size(), 0);
   }
-  for (const auto& [device, nanoseconds] : option.work) work[device] += nanoseconds;
+  for (const auto& [device, load] : option.work) work[device] += load;
   for (const auto& [parameter, device, held] : option.elements) {
     auto& most = elements[parameter * num_devices + device.value];
     most = std::max(most, held);
@@ -207,23 +208,31 @@ int64_t Exhaustive::place(State& state, OpIndex op, int32_t choice) const {
 }
 
 int64_t Exhaustive::bound_of_work(const State& state, OpIndex op) const {
-  const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
-  int64_t most = 0, total = rest_[op + 1];
+  int64_t most = 0;
+  Load total = rest_[op + 1];
   for (const Device device : machine_.topology.devices()) {
-    const int64_t work = state.work[op][device] + update_time(state, op, device);
-    most = std::max(most, work);
-    total += work;
+    const Host& host = machine_.topology.host_of(device);
+    Load load = state.work[op][device];
+    load += {update_time(state, op, device) + host.on_device(host.iteration), host.launch(host.iteration)};
+    most = std::max({most, load.busy, load.launching});
+    total += load;
   }
-  double to_come = 0;  // what is surely updated and nobody holds yet
+  total.busy += static_cast<int64_t>(updates_to_come(state, op) * (1 - 1e-9));
+  const int64_t count = machine_.topology.num_devices();
+  return std::max(most, (std::max(total.busy, total.launching) + count - 1) / count);
+}
+
+// Nanoseconds of what is surely updated and nobody holds yet.
+double Exhaustive::updates_to_come(const State& state, OpIndex op) const {
+  const auto num_devices = static_cast<size_t>(machine_.topology.num_devices());
+  double to_come = 0;
   const double least = *std::min_element(machine_.update_ns_per_element.begin(), machine_.update_ns_per_element.end());
   for (size_t i = 0; i < least_elements_.size(); ++i) {
     int64_t held = 0;
     for (size_t device = 0; device < num_devices; ++device) held += state.elements[op][i * num_devices + device];
     to_come += least * static_cast<double>(std::max<int64_t>(least_elements_[i] - held, 0));
   }
-  total += static_cast<int64_t>(to_come * (1 - 1e-9));
-  const auto count = static_cast<int64_t>(num_devices);
-  return std::max(most, (total + count - 1) / count);
+  return to_come;
 }
 
 int64_t Exhaustive::bound_of_paths(const State& state, OpIndex op) const {

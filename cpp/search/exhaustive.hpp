@@ -3,7 +3,8 @@
 // Ops are configured one after the other, so that makers come before readers. A partial strategy is dropped where a
 // lower bound of every completion reaches the best makespan known:
 //
-//   work   a device's compute and update so far; and of all devices on average, with the least that is to come;
+//   work   a device's compute and update so far, or what its host has to launch; and of all devices on average, with
+//          the least that is to come;
 //   path   the longest path without contention, part by part, through an op i: up to each part's output, and from each
 //          part's gradient to the end, both exact for what is configured; between them a turnaround T(i, c), a matrix
 //          over the parts of i, that no completion is quicker than. Entry by entry it is the largest over the readers
@@ -57,6 +58,7 @@ class Exhaustive {
   int64_t update_time(const State&, OpIndex op, Device device) const;
   int64_t place(State&, OpIndex op, int32_t choice) const;
   int64_t bound_of_work(const State&, OpIndex op) const;
+  double updates_to_come(const State&, OpIndex op) const;
   int64_t bound_of_paths(const State&, OpIndex op) const;
   void descend(State&, OpIndex op);
   void simulate(State&);
@@ -69,7 +71,7 @@ class Exhaustive {
   std::vector<Passage> edges_;
   By<OpIndex, std::vector<int32_t>> edges_to_, edges_from_;
   By<OpIndex, OpIndex> last_reader_;          // the op itself where nobody reads it
-  By<OpIndex, int64_t> rest_;                 // the least work of it and of all after it
+  By<OpIndex, Load> rest_;                    // the least work of it and of all after it
   std::vector<int64_t> least_elements_;       // of each trained parameter: what any strategy updates
   std::vector<std::array<int32_t, 2>> jobs_;  // choices of the first two ops
   Strategy best_;

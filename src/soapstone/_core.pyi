@@ -55,7 +55,7 @@ class Curve:
     def time(self, bytes: int) -> int: ...
 
 class Link:
-    def __init__(self, source: int, target: int, bandwidth: float, latency: int, overhead: int, duplex: bool, exposed: float, summing: float, sharp: float, times: Curve) -> None: ...
+    def __init__(self, source: int, target: int, bandwidth: float, latency: int, overhead: int, duplex: bool, exposed: float, summing: float, sharp: float, times: Curve, buses: Sequence[int]) -> None: ...
 
 class Host:
     """
@@ -70,7 +70,7 @@ class MeasuredSum:
     def __init__(self, members: int, nodes: int, times: Curve) -> None: ...
 
 class Topology:
-    def __init__(self, num_devices: int, num_switches: int, node_of_device: Sequence[int], links: Sequence[Link], hosts: Sequence[Host], sums: Sequence[MeasuredSum]) -> None: ...
+    def __init__(self, num_devices: int, num_switches: int, node_of_device: Sequence[int], links: Sequence[Link], hosts: Sequence[Host], sums: Sequence[MeasuredSum], buses: Sequence[float]) -> None: ...
 
     @property
     def num_devices(self) -> int: ...
@@ -362,24 +362,24 @@ class Simulator:
     def num_cut_short(self) -> int: ...
 
 class Chain:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0) -> None:
+    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0, engine: Method = Method.resume) -> None:
         """
         Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.
         """
 
     def go(self, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None: ...
 
-    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
+    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]], bool]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
         """
-        Metropolis from one temperature to another. Moves: (ops, table, configurations of their own); ends: (proposals, seconds, patience in proposals, in seconds).
+        Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any device); ends: (proposals, seconds, patience in proposals, in seconds).
         """
 
-    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], ends: tuple[int, float, int, float], share: float) -> bool:
+    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]], bool]], ends: tuple[int, float, int, float], share: float) -> bool:
         """
         Take improvements until this share of all options was tried in vain in a row; whether it came to that.
         """
 
-    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]]]], ends: tuple[int, float, int, float]) -> bool | None:
+    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]], bool]], ends: tuple[int, float, int, float]) -> bool | None:
         """Whether nothing improves the strategy; None where it ends before."""
 
     def stop(self) -> None:
@@ -400,6 +400,10 @@ class Chain:
 
     @property
     def makespan(self) -> int: ...
+
+    @property
+    def overflow(self) -> int:
+        """Bytes by which the strategy does not fit."""
 
     @property
     def best_makespan(self) -> int: ...

@@ -232,7 +232,7 @@ def test_compare_puts_the_approaches_side_by_side(
     assert found["soapstone"]["search_seconds"] > 0
 
 
-@pytest.mark.parametrize("method", ["soapstone", "paper", "optcnn", "exhaustive"])
+@pytest.mark.parametrize("method", ["soapstone", "paper", "optcnn", "reinforce", "exhaustive"])
 def test_search_writes_what_simulate_reads(
     method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

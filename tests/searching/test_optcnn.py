@@ -14,6 +14,7 @@ from torch import nn
 import soapstone as ss
 from soapstone import _core
 from soapstone.searching import optcnn
+from soapstone.searching.additive import FEW, least_sum
 from soapstone.searching.elimination import least, order_of
 from soapstone.searching.problem import Problem
 from tests.support.chains import Launching, graph_of
@@ -84,3 +85,24 @@ def test_it_splits_large_layers_by_channel() -> None:
     graph = ss.capture(ss.Workload(model, (torch.zeros(64, 4096),), loss=torch.sum))
     strategy = optcnn(graph, ss.Topology.parse("p100:1x4"))
     assert [dict(strategy[name].degrees) for name in ("0", "2")] == [{"channel": 4}] * 2
+
+
+def test_within_a_budget_it_is_the_best_of_some_options() -> None:
+    graph, topology = graph_of("inception-v3"), ss.Topology.parse("p100:4x4")
+    told: list[float] = []
+    hasty = optcnn(graph, topology, budget=1e-9, progress=told.append)
+    assert told[-1] == 1.0
+    assert ss.simulate(graph, topology, hasty).makespan > 0
+    all_of_them = graph_of("lenet"), ss.Topology.parse("p100:1x4")
+    assert optcnn(*all_of_them, budget=1000) == optcnn(*all_of_them)
+    with pytest.raises(ss.SoapstoneError, match="budget=-1 is not a number of seconds above 0"):
+        optcnn(graph, topology, budget=-1)
+
+
+def test_it_is_a_start_of_a_search() -> None:
+    graph, topology = graph_of("rnnlm"), ss.Topology.parse("p100:1x4")
+    problem = Problem(graph, topology)
+    start = problem.played(least_sum(problem, FEW)).makespan
+    assert ss.search(graph, topology, proposals=1, budget=None).makespan * 1e9 <= start
+    only = ss.search(graph, topology, proposals=1, budget=None, initial="optcnn")
+    assert round(only.makespan * 1e9) <= start

@@ -67,6 +67,22 @@ def test_a_seed_and_a_number_of_chains_decide_the_result(method: str, chains: in
     assert found(1)[3] != found(2)[3]
 
 
+@pytest.mark.parametrize("method", ["soapstone", "paper"])
+@pytest.mark.parametrize("share", [2.0, 0.8], ids=["fits", "must shrink"])
+def test_every_engine_goes_the_same_way(method: str, share: float) -> None:
+    graph, roomy = case("nmt", "p100:1x4")
+    topology = small_memory(roomy, share, graph)
+
+    def found(engine: str) -> tuple[Any, ...]:
+        result = ss.search(graph, topology, proposals=800, budget=None, method=method, initial="data", engine=engine)
+        return dict(result.strategy), [(step.proposals, step.makespan) for step in result.history]
+
+    ours = found("resume")
+    assert len(ours[1]) > 5
+    assert found("delta") == ours
+    assert found("full") == ours
+
+
 @pytest.mark.parametrize("name", ["lenet", "rnnlm", "shared"])
 def test_a_local_optimum_has_no_better_neighbour(name: str) -> None:
     graph, topology = case(name, "p100:1x2")
@@ -109,7 +125,7 @@ def test_metropolis_accepts_as_often_as_it_should() -> None:
     native.go(start)
     visits = [0, 0]
     for _ in range(4000):
-        native.walk([([op], 0, [])], tau, tau, True, (1, 1e300, *FOREVER))
+        native.walk([([op], 0, [], False)], tau, tau, True, (1, 1e300, *FOREVER))
         visits[native.makespan == costs[1]] += 1
     expected = costs[0] ** (-1 / tau) / (costs[0] ** (-1 / tau) + costs[1] ** (-1 / tau))
     assert visits[0] / 4000 == pytest.approx(expected, abs=0.04)
@@ -218,6 +234,29 @@ def test_the_paper_walks_from_every_start() -> None:
     assert result.proposals > 4 * 4000 // 5 - 1500
 
 
+def test_the_paper_gives_up_on_a_start_after_half_of_its_share() -> None:
+    graph, topology = case("lenet", "p100:1x2")
+    best = ss.search(graph, topology, proposals=20_000, budget=None).strategy
+    result = ss.search(
+        graph, topology, proposals=4000, budget=None, method="paper", initial=[best, best], temperature=1e-12
+    )
+    neighbours = result.neighbours if result.locally_optimal != "budget ended" else 4000
+    assert result.proposals <= 2 * 1000 + neighbours
+
+
+def test_the_paper_puts_any_part_on_any_device_and_splits_no_sum() -> None:
+    graph, topology = case("lenet", "p100:1x4")
+    space = ss.Space(graph, topology)
+    found = ss.search(graph, topology, proposals=300, budget=None, method="paper", initial="random", temperature=1.0)
+    chosen = [(op, found.strategy[op.name]) for op in graph.ops]
+    assert any(configuration not in space.configurations(op.name) for op, configuration in chosen)
+    for seed in range(5):
+        walked = ss.search(graph, topology, proposals=500, budget=None, method="paper", initial="data", seed=seed)
+        for op in graph.ops:
+            summed = {dim.name for dim in op.dims if dim.extra and dim.kind != "sample"}
+            assert not summed & walked.strategy[op.name].degrees.keys()
+
+
 def test_everything_on_one_device_is_among_the_starts() -> None:
     graph, topology = case("shared", "h100:1x1+k80:1x2")
     one = ss.Strategy(graph, topology, {op.name: ss.Configuration({}, (0,)) for op in graph.ops})
@@ -239,6 +278,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "half a proposal": ({"proposals": 0.5}, "proposals=0.5 is not a whole number above 0"),
     "a seed in words": ({"seed": "one"}, "seed='one' is not a whole number"),
     "no such method": ({"method": "fast"}, "method='fast' is not a way to search; use soapstone or paper"),
+    "no such engine": ({"engine": "slow"}, "engine='slow' is not a way to simulate; use full, resume, delta"),
     "no chains": ({"chains": 0}, "chains=0 is not a whole number from 1"),
     "frozen": ({"temperature": 0.0}, "temperature=0.0 is not a share"),
     "no start": ({"initial": []}, "a search needs an initial strategy"),

@@ -1,9 +1,9 @@
 """What an expert would do by hand, chosen by what the graph holds.
 
 Convolutional networks: "one weird trick" (Krizhevsky, 2014), data parallelism but for dense layers, which split by
-channel. Recurrent ones: data parallelism across nodes, and inside a node each depth on a device of its own (Wu et al.,
-2016). Transformers: Megatron (Shoeybi et al., 2019), columns then rows of the products inside a node, data parallelism
-across.
+channel. Recurrent ones: data parallelism across nodes, and inside a node each layer on one device (Wu et al., 2016),
+the heaviest beside few others. Transformers: Megatron (Shoeybi et al., 2019), columns then rows of the products inside
+a node, data parallelism across.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..graph import Dim, Op, OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
-from .simple import data_parallel, sample_dim
+from .simple import data_parallel, sample_dim, weighty_layers
 
 _CELLS = {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru"}
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "einsum"}
@@ -21,7 +21,7 @@ def expert(graph: OperatorGraph, topology: Topology) -> Strategy:
     """The expert's strategy for this kind of graph; data parallelism where it is of no known kind."""
     kinds = {op.kind for op in graph.ops}
     if kinds & _CELLS:
-        return _by_depth(graph, topology)
+        return _by_layer(graph, topology)
     if "attention" in kinds:
         return _megatron(graph, topology)
     if any(kind.startswith("conv") for kind in kinds):
@@ -39,16 +39,16 @@ def _one_weird_trick(graph: OperatorGraph, topology: Topology) -> Strategy:
     return data_parallel(graph, topology).replace(changes)
 
 
-def _by_depth(graph: OperatorGraph, topology: Topology) -> Strategy:
-    """Ops that are no cells go where the last cell before them goes."""
+def _by_layer(graph: OperatorGraph, topology: Topology) -> Strategy:
+    """The heaviest layer first, each where there is least yet."""
     nodes = _nodes(topology)
-    depths: dict[str, int] = {}
-    found, depth = {}, 0
-    for op in graph.ops:
-        if op.kind in _CELLS:
-            depth = depths.setdefault(op.layer, len(depths))
-        devices = tuple(node[depth % len(node)] for node in nodes)
-        found[op.name] = _sampled(op, devices)
+    loads = [0] * min(map(len, nodes))
+    found = {}
+    work = [(sum(op.flops for op in layer), layer) for layer in weighty_layers(graph)]
+    for flops, layer in sorted(work, key=lambda pair: -pair[0]):
+        place = loads.index(min(loads))
+        loads[place] += flops
+        found.update({op.name: _sampled(op, tuple(node[place] for node in nodes)) for op in layer})
     return Strategy(graph, topology, found)
 
 

@@ -31,6 +31,16 @@ def data_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
     return Strategy(graph, topology, {op.name: configure(op) for op in graph.ops})
 
 
+def weighty_layers(graph: OperatorGraph) -> list[list[Op]]:
+    """Layers that have parameters, such as all steps of a recurrent one, each with what computes on after it."""
+    found: dict[str, list[Op]] = {}
+    layer = graph.ops[0].layer
+    for op in graph.ops:
+        layer = op.layer if op.parameters else layer
+        found.setdefault(layer, []).append(op)
+    return list(found.values())
+
+
 def model_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
     """Every layer whole on one device, neighbours together, so that the devices have about the same flops."""
     work: dict[str, int] = {}

@@ -16,7 +16,7 @@ from ..errors import SoapstoneError, meant
 from ..files import check_writable, unused_path
 from ..report import KNOWN_ERROR, Approach, Simplest, simplest_within
 from ..searching import INITIAL, SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
-from ..simulator import Simulation, simulate
+from ..simulator import ENGINES, FASTEST, Simulation, simulate
 from ..strategy import Strategy
 from . import completion
 from .arguments import Case, takes_case
@@ -32,6 +32,9 @@ Budget = Annotated[float, typer.Option(min=LEAST_SECONDS, help="Seconds that a s
 Proposals = Annotated[int | None, typer.Option(min=1, help="Proposals that a search may make.")]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn at random.")]
 Chains = Annotated[int, typer.Option(min=1, max=256, help="Chains side by side, each on a thread of its own.")]
+Engine = Annotated[
+    str, typer.Option(help=f"How proposals are simulated: {', '.join(ENGINES)}; full and delta are the paper's.")
+]
 MemoryLimit = Annotated[bool, typer.Option(help="Keep to what fits into the devices' memory.")]
 Output = Annotated[
     Path | None,
@@ -55,10 +58,11 @@ class Wanted:
     seed: int = 0
     chains: int = 1
     memory_limit: bool = True
+    engine: str = FASTEST
     starts: tuple[Strategy, ...] = ()
 
     def __post_init__(self) -> None:
-        check_arguments(self.budget, self.proposals, self.seed, "soapstone", self.chains)
+        check_arguments(self.budget, self.proposals, self.seed, "soapstone", self.chains, engine=self.engine)
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,16 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             proposals=wanted.proposals,
             seed=wanted.seed,
             chains=wanted.chains,
-            initial=(*INITIAL, *wanted.starts),
+            initial=(*INITIAL[method], *wanted.starts),
             memory_limit=wanted.memory_limit,
+            engine=wanted.engine,
             progress=show,
             training=case.training,
         )
+    return _described(result)
+
+
+def _described(result: SearchResult) -> Found:
     facts = {
         "proposals": result.proposals,
         "locally_optimal": result.locally_optimal,
@@ -114,11 +123,22 @@ def _remarks(result: SearchResult) -> tuple[str, ...]:
     return (*stopped, done, optimal[result.locally_optimal])
 
 
-def _by_optcnn(case: Case, _: Wanted, data_parallel: float) -> Found:
+def _by_optcnn(case: Case, wanted: Wanted, data_parallel: float) -> Found:
     begun = monotonic()
     with live(f"OptCNN for {case.model}", data_parallel, None) as show:
-        strategy = optcnn(case.graph, case.topology, progress=show.share, training=case.training)
+        strategy = optcnn(case.graph, case.topology, budget=wanted.budget, progress=show.share, training=case.training)
     return Found(strategy, monotonic() - begun)
+
+
+def _by_reinforcement(case: Case, wanted: Wanted, data_parallel: float) -> Found:
+    from ..searching.reinforce import reinforce  # which needs torch
+
+    with live(f"Placing {case.model}", data_parallel, wanted.budget) as show:
+        result = reinforce(
+            case.graph, case.topology, budget=wanted.budget, proposals=wanted.proposals, seed=wanted.seed,
+            progress=show, training=case.training,
+        )  # fmt: skip
+    return _described(result)
 
 
 def _by_exhaustion(case: Case, wanted: Wanted, data_parallel: float) -> Found:
@@ -144,6 +164,7 @@ METHODS: dict[str, Callable[[Case, Wanted, float], Found]] = {
     "optcnn": _by_optcnn,
     "paper": lambda case, wanted, data_parallel: _by_chains(case, wanted, data_parallel, "paper"),
     "soapstone": lambda case, wanted, data_parallel: _by_chains(case, wanted, data_parallel, "soapstone"),
+    "reinforce": _by_reinforcement,
     "exhaustive": _by_exhaustion,
 }
 APPROACHES = (*BASELINES, "optcnn", "paper", "soapstone")
@@ -166,6 +187,7 @@ def search_command(
     chains: Chains = 1,
     start: Starts = None,
     memory_limit: MemoryLimit = True,
+    engine: Engine = FASTEST,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -175,9 +197,10 @@ def search_command(
         raise SoapstoneError(f"there is no method {method!r}; {remedy}")
     if budget is None:
         budget = PROOF_SECONDS if method == "exhaustive" else SECONDS
-    if start and method not in ("soapstone", "paper"):
-        raise SoapstoneError(f"--start is for searches that walk, not for {method}; leave one of the two out")
-    wanted = Wanted(budget, proposals, seed, chains, memory_limit)
+    for option, given in (("--start", bool(start)), ("--engine", engine != FASTEST)):
+        if given and method not in ("soapstone", "paper"):
+            raise SoapstoneError(f"{option} is for searches that walk, not for {method}; leave one of the two out")
+    wanted = Wanted(budget, proposals, seed, chains, memory_limit, engine)
     _check_output(output, save)
     check_report(report)
     wanted = replace(wanted, starts=tuple(case.strategies(*(start or ()))))

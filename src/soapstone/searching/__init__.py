@@ -1,4 +1,5 @@
-"""Find fast strategies: by Markov chains, by OptCNN's dynamic programming, by going through all of a small space."""
+"""Find fast strategies: by Markov chains, by OptCNN's dynamic programming, by going through all of a small space; and
+in `reinforce`, which alone needs torch, by reinforcement learning."""
 
 from .additive import optcnn
 from .interrupts import interrupts

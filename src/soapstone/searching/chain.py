@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from math import inf
 
 from .. import _core
+from ..errors import SoapstoneError
+from ..files import shortened
 from .options import Move, Native, Options
 from .tying import Groups
 
 NEVER = 2**62
+
+
+def check_budget(seconds: float | None) -> None:
+    """Raise SoapstoneError unless it is a time, or None for no limit."""
+    if seconds is not None and not (type(seconds) in (int, float) and 0 < seconds < inf):
+        raise SoapstoneError(f"budget={shortened(seconds)} is not a number of seconds above 0; None means no limit")
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,15 @@ class Chain:
         scale: int = 0,
         proposals: int = NEVER,
         share: float = 1.0,
-        patient: bool = True,
+        patience: float = inf,
     ) -> None:
         """Metropolis from one temperature to another, shares of the cost, or of `scale` where that is given. It ends
-        after so many proposals, where so much of the budget is gone, or where it stalls and is not patient."""
+        after so many proposals, where so much of the budget is gone, or where the share `patience` of the budget brings
+        nothing better than the best of all."""
         first, last = (temperature * (scale or 1) for temperature in temperatures)
-        patience = (NEVER, inf) if patient else (max(1, self.budget.proposals // 2), self.budget.seconds / 2)
-        self.native.walk(moves, first, last, not scale, (*self._ends(proposals, share), *patience))
+        most = min(max(self.budget.proposals * patience, 1), NEVER)
+        ends = (*self._ends(proposals, share), int(most), self.budget.seconds * patience)
+        self.native.walk(moves, first, last, not scale, ends)
 
     def descend(self, moves: list[Move], *, share: float = 1.0) -> bool:
         """Take improvements until this share of all neighbours, one after the other, was none. Whether it came to that

@@ -12,17 +12,21 @@ from ..baselines import BASELINES
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph, scaled
-from ..simulator import Training, translated_errors, workspace_of
+from ..simulator import ENGINES, FASTEST, Training, translated_errors, workspace_of
 from ..strategy import Strategy
 from ..topology import Topology
-from .chain import NEVER, Budget, Chain
+from .additive import FEW, least_sum
+from .chain import NEVER, Budget, Chain, check_budget
 from .interrupts import Interrupt, interrupts
 from .methods import METHODS, TEMPERATURES, Start
 from .options import Native
 from .problem import Problem
 from .tying import Groups, levels, tied
 
-INITIAL = (*BASELINES, "one", "random")  # one: everything on one device of each kind
+# What each method begins with; one: everything on one device of each kind.
+INITIAL = {"soapstone": (*BASELINES, "one", "optcnn", "random"), "paper": ("data", "random")}
+# Where OptCNN's strategy, of few options of each op, is a start: on so many devices at most, and with so much time.
+AFFORDABLE_DEVICES, AFFORDABLE_SECONDS = 16, 10.0
 TICK = 0.1  # seconds between two calls of `progress`
 
 
@@ -74,21 +78,24 @@ def search(
     budget: float | None = 30.0,
     proposals: int | None = None,
     seed: int = 0,
-    initial: str | Strategy | Sequence[str | Strategy] = INITIAL,
+    initial: str | Strategy | Sequence[str | Strategy] | None = None,
     method: str = "soapstone",
     chains: int = 1,
     memory_limit: bool = True,
     temperature: float | None = None,
+    engine: str = FASTEST,
     progress: Callable[[Progress], None] | None = None,
 ) -> SearchResult:
     """The best strategy that a budget of seconds, of proposals in all chains together, or of both finds.
 
-    It ends early where half of the budget brings nothing, and Ctrl-C ends it with what it has. The same seed and number
-    of chains give the same result unless time ends it. `temperature` is the first one, as a share of the cost. What
+    It begins with what suits the method unless `initial` says otherwise: baselines or strategies. It ends early where
+    half of the budget brings nothing, and Ctrl-C ends it with what it has. The same seed and number
+    of chains give the same result unless time ends it. `temperature` is the first one, as a share of the cost. The
+    engine changes how long proposals take, not what is found: `full` and `delta` are the paper's. What
     by its simulated peak does not fit into a device's memory is never returned unless `memory_limit` is False;
     SoapstoneError where nothing that fits is found.
     """
-    check_arguments(budget, proposals, seed, method, chains, temperature)
+    check_arguments(budget, proposals, seed, method, chains, temperature, engine)
     if progress is not None and not callable(progress):
         raise SoapstoneError(f"progress={shortened(progress)} cannot be called; give a function of one Progress")
     report = progress or (lambda _: None)
@@ -100,9 +107,10 @@ def search(
         progress=lambda share: report(Progress("asking for costs", share)),
     )
     groups = levels(graph)
-    starts = _starts(problem, initial, groups)
+    hasty = budget is not None and budget < AFFORDABLE_SECONDS
+    starts = _starts(problem, INITIAL[method] if initial is None else initial, groups, hasty)
     walkers = [
-        Chain(problem.chain(f"{seed} {i}"), problem.options, each, seed=f"{seed} {i}", place=i)
+        Chain(problem.chain(f"{seed} {i}", engine), problem.options, each, seed=f"{seed} {i}", place=i)
         for i, each in enumerate(_budgets(budget, proposals, chains))
     ]
 
@@ -122,7 +130,13 @@ def search(
 
 
 def check_arguments(
-    budget: float | None, proposals: int | None, seed: int, method: str, chains: int, temperature: float | None = None
+    budget: float | None,
+    proposals: int | None,
+    seed: int,
+    method: str,
+    chains: int,
+    temperature: float | None = None,
+    engine: str = FASTEST,
 ) -> None:
     """Raise SoapstoneError unless a search takes these."""
 
@@ -131,8 +145,7 @@ def check_arguments(
 
     if budget is None and proposals is None:
         raise SoapstoneError("a search without a budget has no end; give seconds as budget=, or proposals=")
-    if budget is not None and not (type(budget) in (int, float) and 0 < budget < inf):
-        refuse("budget", budget, "a number of seconds above 0; None means no limit")
+    check_budget(budget)
     if proposals is not None and not (type(proposals) is int and 0 < proposals < NEVER):
         refuse("proposals", proposals, "a whole number above 0; None means no limit")
     if type(seed) is not int or abs(seed) >= 2**63:
@@ -143,6 +156,8 @@ def check_arguments(
         refuse("chains", chains, "a whole number from 1 to 256")
     if temperature is not None and not (type(temperature) in (int, float) and 1e-12 <= temperature < inf):
         refuse("temperature", temperature, "a share of the cost; use one such as 5e-4")
+    if not isinstance(engine, str) or engine not in ENGINES:
+        refuse("engine", engine, f"a way to simulate; use {', '.join(ENGINES)}")
 
 
 def _budgets(seconds: float | None, proposals: int | None, chains: int) -> list[Budget]:
@@ -154,14 +169,17 @@ def _budgets(seconds: float | None, proposals: int | None, chains: int) -> list[
     return [Budget(time, each + (number < more)) for number in range(min(chains, proposals))]
 
 
-def _starts(problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups]) -> list[Start]:
+def _starts(
+    problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups], hasty: bool
+) -> list[Start]:
     """The initial strategies, the fastest first; random ones come last and are drawn when it is their turn."""
     given: list[list[Native]] = []
     drawn: list[Start] = []
     if isinstance(initial, str | Strategy):
         initial = [initial]
+    known = ", ".join(INITIAL["soapstone"])
     if not isinstance(initial, Sequence):
-        raise SoapstoneError(f"initial={shortened(initial)} is no list; use some of {', '.join(INITIAL)}")
+        raise SoapstoneError(f"initial={shortened(initial)} is no list; use some of {known}")
     for start in initial:
         if isinstance(start, Strategy):
             start.check(problem.graph, problem.topology)
@@ -172,15 +190,27 @@ def _starts(problem: Problem, initial: str | Strategy | Sequence[str | Strategy]
             given.append(BASELINES[start](problem.graph, problem.topology).native)
         elif start == "one":
             given += problem.on_one_device()
+        elif start == "optcnn":
+            given += [] if hasty else _by_optcnn(problem)
         else:
-            raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {', '.join(INITIAL)}, or a Strategy")
+            raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {known}, or a Strategy")
     if not given and not drawn:
-        raise SoapstoneError(f"a search needs an initial strategy; use {', '.join(INITIAL)}, or a Strategy")
+        raise SoapstoneError(f"a search needs an initial strategy; use {known}, or a Strategy")
     given.sort(key=lambda native: problem.played(native).makespan)
     for native in given:
         for groups in levels:
             problem.ask(tied(native, groups))
     return [*map(_fixed, given), *drawn]
+
+
+def _by_optcnn(problem: Problem) -> list[list[Native]]:
+    """OptCNN's strategy of few options, where it is affordable and the graph reduces."""
+    if problem.topology.num_devices > AFFORDABLE_DEVICES:
+        return []
+    try:
+        return [least_sum(problem, FEW)]
+    except SoapstoneError:
+        return []
 
 
 def _fixed(native: list[Native]) -> Start:

@@ -3,8 +3,9 @@
 `soapstone` first moves tied ops as one, among configurations on devices next to one another, where good strategies lie
 close together: from each initial strategy a walk that cools down, then a descent, and the same from the best, warmer
 and warmer. Only then it moves single ops, and ends with a descent over the whole space to a strategy that no change of
-one op improves. Where time is left it begins again. `paper` is FlexFlow's own: single ops, any configuration, one
-temperature, from each initial strategy in turn.
+one op improves. Where time is left it begins again. `paper` is FlexFlow's own: single ops, any device for any part, one
+temperature, from each initial strategy in turn, which has its share of the budget and ends where half of that brings
+nothing.
 """
 
 from __future__ import annotations
@@ -74,12 +75,17 @@ def _explore(chain: Chain, strategy: Sequence[Native], groups: Groups, temperatu
 
 
 def paper(chain: Chain, levels: list[Groups], starts: Sequence[Start], temperature: float) -> None:
-    ops = levels[-1]
-    moves = chain.options.moves(ops)
-    for number, start in enumerate(starts if moves else [], 1):
+    ops, each = levels[-1], 1 / len(starts)
+    moves = chain.options.moves_anywhere()
+    for start in starts if moves else []:
         chain.go(start(chain, ops))
-        share = number / len(starts)
-        chain.walk(moves, (temperature, temperature), scale=chain.native.makespan, share=share, patient=False)
+        chain.walk(
+            moves,
+            (temperature, temperature),
+            scale=chain.native.makespan,
+            share=min(chain.share + each, 1.0),
+            patience=each / 2,
+        )
     chain.judge(ops)
 
 

@@ -12,7 +12,8 @@ from ..strategy import Configuration
 from .tying import Groups
 
 Native = tuple[list[int], list[int]]  # degrees and devices
-Move = tuple[list[int], int, list[Native]]  # ops, the table that they choose from, and what else they may have
+# Ops, the table that they choose from, what else they may have, and whether parts then go to any device.
+Move = tuple[list[int], int, list[Native], bool]
 
 
 class Options:
@@ -30,7 +31,9 @@ class Options:
                 self.tables.append([_native(op, c) for c in space.enumerated(op)])
             self._table_of.append(known[key])
         self._compact = len(self.tables)  # the same tables again, with only devices next to one another
-        self.tables += [[entry for entry in table if _is_compact(entry[1])] for table in self.tables]
+        compact = [[entry for entry in table if _is_compact(entry[1])] for table in self.tables]
+        self._plain = 2 * self._compact  # and without splits of what ops sum over; each split once
+        self.tables += [*compact, *self._plain_tables()]
         self._own = [{c: _native(op, c) for c in space.own(op.name)} for op in self.graph.ops]
         self._ask(times, progress)
 
@@ -53,7 +56,7 @@ class Options:
         return [*self.table(op), *self._own[op].values()]
 
     def num_neighbours(self, groups: Groups) -> int:
-        return sum(len(self.tables[table]) + len(own) for _, table, own in self.moves(groups))
+        return sum(len(self.tables[table]) + len(own) for _, table, own, _ in self.moves(groups))
 
     def moves(self, groups: Groups, *, compact: bool = False) -> list[Move]:
         """One for each group that has a choice; where they are compact, of devices next to one another."""
@@ -62,8 +65,26 @@ class Options:
             own = [native for c, native in self._own[group[0]].items() if all(c in self._own[i] for i in group)]
             table = self._table_of[group[0]] + compact * self._compact
             if len(self.tables[table]) + len(own) > 1:
-                found.append((group, table, own))
+                found.append((group, table, own, False))
         return found
+
+    def moves_anywhere(self) -> list[Move]:
+        """FlexFlow's: one for each op that has a choice, of any split but those of what it sums over, with any device
+        for any part."""
+        tables = [table + self._plain for table in self._table_of]
+        choice = self.space.topology.num_devices > 1
+        return [([op], table, [], True) for op, table in enumerate(tables) if choice or len(self.tables[table]) > 1]
+
+    def _plain_tables(self) -> list[list[Native]]:
+        found: dict[int, list[Native]] = {}
+        for op, table in zip(self.graph.ops, self._table_of):
+            if table not in found:
+                summed = [dim.extra and dim.kind != "sample" for dim in op.dims]  # a loss may be split by sample
+                splits = {tuple(degrees): (degrees, devices) for degrees, devices in reversed(self.tables[table])}
+                found[table] = [
+                    entry for degrees, entry in splits.items() if not any(n > 1 for n, s in zip(degrees, summed) if s)
+                ]
+        return [found[table] for table in range(len(found))]
 
 
 def _is_compact(devices: list[int]) -> bool:

@@ -10,6 +10,7 @@ from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
 from ..simulator import (
+    FASTEST,
     KnownTimes,
     Training,
     check_training,
@@ -52,7 +53,7 @@ class Problem:
         self.space = Space(graph, topology)
         self.options = Options(self.space, self.times, progress)
 
-    def chain(self, seed: str) -> _core.Chain:
+    def chain(self, seed: str, engine: str = FASTEST) -> _core.Chain:
         bits = int.from_bytes(sha256(seed.encode()).digest()[:8])
         return _core.Chain(
             self.graph.native,
@@ -63,6 +64,7 @@ class Problem:
             self.num_states,
             bits,
             self.num_temporaries,
+            _core.Method[engine],
         )
 
     def ask(self, strategy: Sequence[Native]) -> None:

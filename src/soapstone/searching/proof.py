@@ -20,6 +20,7 @@ from ..graph import OperatorGraph
 from ..simulator import Training, translated_errors
 from ..strategy import Strategy
 from ..topology import Topology
+from .chain import check_budget
 from .interrupts import interrupts
 from .mcmc import TICK, search
 from .problem import Problem
@@ -68,8 +69,7 @@ def exhaustive(
     """Go through the space from `first`, by default what a short search finds, for at most so many seconds. The memory
     limit does not count here. Ctrl-C ends it without a proof. Raises SoapstoneError for a space that is far too large.
     """
-    if budget is not None and not (type(budget) in (int, float) and 0 < budget < inf):
-        raise SoapstoneError(f"budget={shortened(budget)} is not a number of seconds above 0; None means no limit")
+    check_budget(budget)
     if threads is not None and not (type(threads) is int and 0 < threads <= 256):
         raise SoapstoneError(f"threads={shortened(threads)} is not a whole number from 1 to 256")
     if first is not None and not isinstance(first, Strategy):

@@ -1,0 +1,55 @@
+"""Placement by reinforcement learning: whole layers, better and better, the same from the same seed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+
+import soapstone as ss
+from soapstone.searching import Progress
+from soapstone.searching.reinforce import _Trials, reinforce
+from tests.support.chains import graph_of
+
+
+def test_it_places_whole_layers_and_repeats_itself() -> None:
+    graph, topology = graph_of("nmt"), ss.Topology.parse("k80:1x4")
+    heard: list[Progress] = []
+    found = reinforce(graph, topology, proposals=60, budget=None, seed=3, progress=heard.append)
+    assert found.strategy == reinforce(graph, topology, proposals=60, budget=None, seed=3).strategy
+    assert found.strategy != reinforce(graph, topology, proposals=60, budget=None, seed=4).strategy
+    assert all(not found.strategy[op.name].degrees for op in graph.ops)
+    cells: dict[str, set[tuple[int, ...]]] = {}
+    for op in graph.ops:
+        if op.parameters:
+            cells.setdefault(op.layer, set()).add(found.strategy[op.name].devices)
+    assert all(len(devices) == 1 for devices in cells.values())
+    assert (found.proposals, heard[-1].proposals, heard[-1].share) == (60, 60, 1.0)
+    assert found.makespan == ss.simulate(graph, topology, found.strategy).makespan
+    times = [step.makespan for step in found.history]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == found.makespan
+
+
+def test_it_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the policy draws at last is better than what it drew at first, not only the best of it."""
+    graph, topology = graph_of("rnntc"), ss.Topology.parse("k80:1x4")
+    drawn: list[float] = []
+    root = _Trials.root
+
+    def noted(self: _Trials, placement: Sequence[int]) -> float:
+        drawn.append(root(self, placement))
+        return drawn[-1]
+
+    monkeypatch.setattr(_Trials, "root", noted)
+    reinforce(graph, topology, proposals=600, budget=None)
+    assert mean(drawn[-50:]) < 0.95 * mean(drawn[:50])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    graph, topology = graph_of("gpt2"), ss.Topology.parse("k80:1x2")
+    small = tuple(replace(device, memory=2**20) for device in topology.devices)
+    with pytest.raises(ss.SoapstoneError, match="no placement of whole layers was found that fits"):
+        reinforce(graph, ss.Topology(small, topology.links), proposals=10, budget=None)
+    with pytest.raises(ss.SoapstoneError, match="budget=0 is not a number of seconds"):
+        reinforce(graph, topology, budget=0)
