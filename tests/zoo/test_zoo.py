@@ -12,6 +12,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone import zoo
+from soapstone.loading import Request, load_graph
 from tests.support.models import seeded
 from tests.support.seeds import cases, seeds
 from tests.support.training import Record, assert_same, train_plain, train_threads
@@ -45,6 +46,19 @@ SMALL: dict[str, dict[str, Any]] = {
     "llama": {"batch": 3, "vocab": 17, "length": 6, "width": 16, "heads": 4, "key_heads": 2, "inner": 12, "layers": 2},
     "vit": {"batch": 3, "image": 16, "patch": 8, "width": 8, "heads": 2, "layers": 2, "classes": 5},
 }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_capture_needs_no_numbers(name: str, dtype: str) -> None:
+    batch, sizes = SMALL[name]["batch"], {key: size for key, size in SMALL[name].items() if key != "batch"}
+    graph = load_graph(Request(name, batch, sizes, dtype=dtype), fresh=True)
+    assert graph.fingerprint == ss.capture(zoo.load(name, **SMALL[name]).to(dtype)).fingerprint
+
+
+def test_a_batch_may_be_larger_than_memory() -> None:
+    graph = load_graph(Request("lenet", 2**32), fresh=True)  # 16 TiB of images
+    assert {op.name: op for op in graph.ops}["0.0"].dims[0].size == 2**32
 
 
 def workload(name: str) -> ss.Workload:
