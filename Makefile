@@ -9,7 +9,7 @@ NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at r
 CORE_TESTS := tests/topology tests/searching $(addprefix tests/simulator/test_,taskgraph.py incremental.py bounds.py)
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
 
-.PHONY: help setup demo test test-long test-gpu docs lint types check-stub unit sanitize bench bench-all stub clean
+.PHONY: help setup demo test test-long test-gpu docs lint types check-stub unit sanitize bench bench-all paper stub clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,8 +74,12 @@ sanitize: .venv/sanitized  ## the core's tests, every address and all undefined 
 bench: setup  ## the quick benchmarks
 	$(BIN)/python -m benchmarks
 
+paper: setup  ## the paper's evaluation again, quickly: pictures and a page in build/paper
+	$(BIN)/python -m benchmarks.paper
+
 bench-all: setup test-long  ## all benchmarks, and the long tests
 	$(BIN)/python -m benchmarks --all
+	$(BIN)/python -m benchmarks.paper --whole
 
 stub: setup  ## write src/soapstone/_core.pyi anew from the compiled core
 	$(STUBGEN) -o $(STUB)

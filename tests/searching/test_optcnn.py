@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import product
+from math import inf
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from torch import nn
 import soapstone as ss
 from soapstone import _core
 from soapstone.searching import optcnn
-from soapstone.searching.additive import FEW, least_sum
+from soapstone.searching.additive import FEW, least_sum, least_sum_by
 from soapstone.searching.elimination import least, order_of
 from soapstone.searching.problem import Problem
 from tests.support.chains import Launching, graph_of
@@ -106,3 +108,11 @@ def test_it_is_a_start_of_a_search() -> None:
     assert ss.search(graph, topology, proposals=1, budget=None).makespan * 1e9 <= start
     only = ss.search(graph, topology, proposals=1, budget=None, initial="optcnn")
     assert round(only.makespan * 1e9) <= start
+    hasty = ss.search(graph, topology, budget=1e-3, initial="optcnn")  # who asks for it gets it
+    assert round(hasty.makespan * 1e9) <= start
+
+
+def test_as_a_start_it_keeps_to_its_share_of_the_time() -> None:
+    problem = Problem(graph_of("nmt"), ss.Topology.parse("p100:4x4"))
+    assert least_sum_by(monotonic(), problem, FEW) is None
+    assert least_sum_by(inf, problem, 2) == least_sum(problem, 2)

@@ -47,23 +47,32 @@ def optcnn(
         return problem.strategy(least_sum(problem, None, progress))
     found = least_sum(problem, FEW)
     for most in _doubled(FEW, problem):
-
-        def report(_: float) -> None:
-            gone = (monotonic() - begun) / budget
-            progress(min(gone, 1.0))
-            if gone >= 1:
-                raise _OverError
-
-        try:
-            found = least_sum(problem, most, report)
-        except _OverError:
+        better = least_sum_by(begun + budget, problem, most, lambda: progress(min((monotonic() - begun) / budget, 1.0)))
+        if better is None:
             break
+        found = better
     progress(1.0)
     return problem.strategy(found)
 
 
 class _OverError(Exception):
     """The time is over."""
+
+
+def least_sum_by(
+    end: float, problem: Problem, most: int, tick: Callable[[], None] = lambda: None
+) -> list[Native] | None:
+    """The least sum if it is found by then, on the clock of `monotonic`; `tick` is called now and again."""
+
+    def look_at_the_clock(_: float) -> None:
+        tick()
+        if monotonic() >= end:
+            raise _OverError
+
+    try:
+        return least_sum(problem, most, look_at_the_clock)
+    except _OverError:
+        return None
 
 
 def _doubled(few: int, problem: Problem) -> Iterator[int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from math import inf
+from time import monotonic
 
 from ..baselines import BASELINES
 from ..errors import SoapstoneError
@@ -15,7 +16,7 @@ from ..graph import OperatorGraph, scaled
 from ..simulator import ENGINES, FASTEST, Training, translated_errors, workspace_of
 from ..strategy import Strategy
 from ..topology import Topology
-from .additive import FEW, least_sum
+from .additive import FEW, least_sum_by
 from .chain import NEVER, Budget, Chain, check_budget
 from .interrupts import Interrupt, interrupts
 from .methods import METHODS, TEMPERATURES, Start
@@ -25,8 +26,9 @@ from .tying import Groups, levels, tied
 
 # What each method begins with; one: everything on one device of each kind.
 INITIAL = {"soapstone": (*BASELINES, "one", "optcnn", "random"), "paper": ("data", "random")}
-# Where OptCNN's strategy, of few options of each op, is a start: on so many devices at most, and with so much time.
-AFFORDABLE_DEVICES, AFFORDABLE_SECONDS = 16, 10.0
+# OptCNN's strategy, of few options of each op, is a start where it is found in this share of the time; without a limit
+# of time, on so many devices.
+OPTCNN_SHARE, OPTCNN_DEVICES = 0.2, 16
 TICK = 0.1  # seconds between two calls of `progress`
 
 
@@ -107,8 +109,13 @@ def search(
         progress=lambda share: report(Progress("asking for costs", share)),
     )
     groups = levels(graph)
-    hasty = budget is not None and budget < AFFORDABLE_SECONDS
-    starts = _starts(problem, INITIAL[method] if initial is None else initial, groups, hasty)
+    begun = monotonic()
+    if initial is None:
+        starts = _starts(problem, INITIAL[method], groups, _end_of_optcnn(begun, topology, budget))
+    else:
+        starts = _starts(problem, initial, groups, inf)
+    if budget is not None:
+        budget = max(budget - (monotonic() - begun), budget / 2)
     walkers = [
         Chain(problem.chain(f"{seed} {i}", engine), problem.options, each, seed=f"{seed} {i}", place=i)
         for i, each in enumerate(_budgets(budget, proposals, chains))
@@ -170,9 +177,10 @@ def _budgets(seconds: float | None, proposals: int | None, chains: int) -> list[
 
 
 def _starts(
-    problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups], hasty: bool
+    problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups], end: float
 ) -> list[Start]:
-    """The initial strategies, the fastest first; random ones come last and are drawn when it is their turn."""
+    """The initial strategies, the fastest first; random ones come last and are drawn when it is their turn. OptCNN's is
+    among them if it is found by the end."""
     given: list[list[Native]] = []
     drawn: list[Start] = []
     if isinstance(initial, str | Strategy):
@@ -191,7 +199,7 @@ def _starts(
         elif start == "one":
             given += problem.on_one_device()
         elif start == "optcnn":
-            given += [] if hasty else _by_optcnn(problem)
+            given += _by_optcnn(problem, end)
         else:
             raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {known}, or a Strategy")
     if not given and not drawn:
@@ -203,14 +211,20 @@ def _starts(
     return [*map(_fixed, given), *drawn]
 
 
-def _by_optcnn(problem: Problem) -> list[list[Native]]:
-    """OptCNN's strategy of few options, where it is affordable and the graph reduces."""
-    if problem.topology.num_devices > AFFORDABLE_DEVICES:
-        return []
+def _end_of_optcnn(begun: float, topology: Topology, budget: float | None) -> float:
+    """Until when OptCNN may look for a start."""
+    if budget is None:
+        return inf if topology.num_devices <= OPTCNN_DEVICES else begun
+    return begun + OPTCNN_SHARE * budget
+
+
+def _by_optcnn(problem: Problem, end: float) -> list[list[Native]]:
+    """OptCNN's strategy of few options, where there is time for it and the graph reduces."""
     try:
-        return [least_sum(problem, FEW)]
+        found = least_sum_by(end, problem, FEW)
     except SoapstoneError:
         return []
+    return [] if found is None else [found]
 
 
 def _fixed(native: list[Native]) -> Start:

@@ -1,0 +1,26 @@
+"""A module for each claim, in the paper's order."""
+
+from . import (
+    accuracy,
+    additive,
+    breakdown,
+    case_studies,
+    convergence,
+    exactness,
+    global_optimum,
+    local_optimum,
+    placement,
+    profiling,
+    rivals,
+    runtime,
+    search_time,
+    special_cases,
+    throughput,
+    training,
+)
+
+_MODULES = (
+    special_cases, exactness, profiling, accuracy, throughput, breakdown, placement, additive, search_time, convergence,
+    global_optimum, local_optimum, training, case_studies, runtime, rivals,
+)  # fmt: skip
+CLAIMS = tuple(module.CLAIM for module in _MODULES)

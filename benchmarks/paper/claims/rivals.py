@@ -1,0 +1,82 @@
+"""Ours, not the paper's: the search is at least as good as every rival, everywhere, at its default budget."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+from ..approaches import BASELINES, NAMES, job, makespan
+from ..claim import NOT_RUN, Claim, Ours, table, times
+from ..figures import figure, plain
+from ..jobs import Job, Results
+from ..scale import Scale
+from ..settings import BATCH_NORMS, MODELS, Setting, machine
+
+MACHINES = [machine(kind, n) for kind, n in (("p100", 4), ("p100", 16), ("k80", 4), ("k80", 16), ("k80", 64))]
+RIVALS = (*BASELINES, "optcnn", "reinforce", "paper")
+BUDGET, SEEDS = 30.0, range(3)  # the search's default
+ENOUGH = 0.99
+
+
+def settings(scale: Scale) -> list[Setting]:
+    """In the quick version those of one machine."""
+    machines = MACHINES if scale.seeds > 1 else []
+    return [
+        Setting(model, text, batch, norm)
+        for text, batch in product(machines, ("per device", "whole"))
+        for model in MODELS
+        for norm in BATCH_NORMS.get(model, ("local",))
+    ]
+
+
+def wanted(scale: Scale) -> list[Job]:
+    found = [job(setting, "soapstone", BUDGET, seed) for seed in SEEDS for setting in settings(scale)]
+    return found + [job(setting, rival, BUDGET) for rival in RIVALS for setting in settings(scale)]
+
+
+def ratios(results: Results, setting: Setting) -> dict[str, float]:
+    """How many times as long each rival's strategy takes as the median of ours."""
+    mine = [seconds for seed in SEEDS if (seconds := makespan(results, setting, "soapstone", BUDGET, seed))]
+    theirs = {rival: makespan(results, setting, rival, BUDGET) for rival in RIVALS}
+    return {rival: seconds / median(mine) for rival, seconds in theirs.items() if seconds and mine}
+
+
+def ours(scale: Scale, results: Results) -> Ours:
+    known = [found for setting in settings(scale) if (found := ratios(results, setting))]
+    if not known:
+        return Ours(NOT_RUN)
+    least = [min(found.values()) for found in known]
+    lost = sum(ratio < ENOUGH for ratio in least)
+    return Ours(f"{len(known)} settings, the best rival of each: {min(least):.3f}x at least; {lost} below {ENOUGH}")
+
+
+def more(scale: Scale, results: Results) -> str:
+    rows = []
+    for setting in settings(scale):
+        found = ratios(results, setting)
+        norm = f", {setting.batch_norm} batch norm" if setting.model in BATCH_NORMS else ""
+        label = f"{MODELS[setting.model]}{norm}, `{setting.machine}`, {setting.batch}"
+        rows.append([label, *(times(found.get(rival)) for rival in RIVALS)])
+    return table(["a rival's iteration / ours", *(NAMES[rival] for rival in RIVALS)], rows)
+
+
+def draw(scale: Scale, results: Results, path: Path) -> None:
+    least = sorted(min(found.values()) for setting in settings(scale) if (found := ratios(results, setting)))
+    with figure(path, (8, 3.2)) as drawn:
+        axes = plain(drawn.subplots(), "the best rival's iteration / ours, every setting", "setting", "")
+        axes.plot(least, "o", markersize=3)
+        axes.axhline(ENOUGH, color="grey", linewidth=1)
+
+
+CLAIM = Claim(
+    16,
+    "rivals",
+    "Not in the paper: the search is never worse than any rival by more than 1%",
+    "-",
+    "",
+    wanted,
+    ours,
+    draw,
+    more,
+)
