@@ -29,9 +29,10 @@ def approach(
 ) -> Found:
     """What the strategy of an approach comes to by the simulator, or why it has none."""
     setting = Setting(model, machine, batch, batch_norm)
+    graph, topology = setting.graph, setting.topology
     begun = monotonic()
     try:
-        strategy = _strategy(setting, method, budget, seed)
+        strategy = _strategy(graph, topology, method, budget, seed)
     except ss.SoapstoneError as error:
         return {"refused": str(error)}
     seconds = monotonic() - begun
@@ -47,8 +48,9 @@ def approach(
     }
 
 
-def _strategy(setting: Setting, method: str, budget: float | None, seed: int) -> ss.Strategy:
-    graph, topology = setting.graph, setting.topology
+def _strategy(
+    graph: ss.OperatorGraph, topology: ss.Topology, method: str, budget: float | None, seed: int
+) -> ss.Strategy:
     if method in BASELINES:
         return ss.baselines.BASELINES[method](graph, topology)
     if method == "optcnn":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DRAWN = {"inception-v3": "p100:1x4", "nmt": "p100:1x4"}
 CASES = [(model, machine) for model in DRAWN for machine in ("p100:1x4", "k80:1x4", "h100:1x4")]
 READING = "whole"  # so that gradients matter, as they did on the paper's machines
-STEPS = 6  # of NMT that are drawn
+STEPS = 16  # of NMT that are drawn
 PAIRS = ({0, 1}, {2, 3})  # K80s that share a switch
 
 
@@ -123,8 +123,8 @@ def more(scale: Scale, results: Results) -> str:
 
 
 def draw(scale: Scale, results: Results, path: Path) -> None:
-    with figure(path, (15, 10)) as drawn:
-        for axes, (model, machine) in zip(drawn.subplots(2, 1, height_ratios=[1, 1.6]), DRAWN.items()):
+    with figure(path, (13, 8.5)) as drawn:
+        for axes, (model, machine) in zip(drawn.subplots(2, 1, height_ratios=[1, 6]), DRAWN.items()):
             axes.set(title=f"{MODELS[model]}, {machine}", aspect="equal")
             axes.axis("off")
             for name, (x, y, grid) in results[job(model, machine, scale)]["ops"].items():
@@ -150,7 +150,10 @@ CLAIM = Claim(
     "case_studies",
     "Case studies on 4 GPUs: splits by layer, fewer gradients to sum, neighbours preferred on K80",
     "Inception-v3 12% less time, 75% less synchronization; NMT: embedding on few GPUs, softmax by channel",
-    "",
+    "NMT's layers are drawn as in the paper: recurrent layers side by side on two devices each, softmax "
+    "(`head`) by channel. The embedding is split by channel instead of being put on few GPUs. Inception-v3's "
+    "branches mix sample and channel splits as in the paper, and half of the gradients need not be summed; as "
+    "our sums overlap with the computation, that saves 2% instead of 12%.",
     wanted,
     ours,
     draw,

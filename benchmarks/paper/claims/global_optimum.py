@@ -1,25 +1,45 @@
-"""Claim 11: the best of all strategies for LeNet and a 2-step RNNLM on 4 devices, and whether the search finds it."""
+"""Claim 11: the best of all strategies for LeNet and a 2-step RNNLM on 4 devices, and whether the search finds it.
+
+As in the paper's simulator, devices alone are busy: no host has to launch what they do. With launches both models wait
+for their hosts most of the time, and the first bound is so far below the optimum that a proof takes too long.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import soapstone as ss
+from soapstone.costs import OpTimes
+from soapstone.graph import OperatorGraph
 from soapstone.loading import Request, load_graph
 from soapstone.searching import exhaustive
 
 from ..claim import NOT_RUN, Claim, Ours, table
 from ..jobs import Found, Job, Results
 from ..scale import Scale
-from ..settings import TRAINING
 
 CASES = {"LeNet": ("lenet", {}), "RNNLM of 2 steps": ("rnnlm", {"length": 2})}
-MACHINES = ("p100:1x4", "h100:1x4")
+MACHINE = "p100:1x4"
 SEEDS = 3
+
+
+class Unlaunched(ss.AnalyticCosts):
+    """What devices take, as if hosts took no time."""
+
+    def times(
+        self, graph: OperatorGraph, index: int, extents: tuple[int, ...], device_kind: str, combines: bool
+    ) -> OpTimes:
+        found = super().times(graph, index, extents, device_kind, combines)
+        return replace(found, launch_forward=0, launch_backward=0, launch_finish_forward=0, launch_finish_backward=0)
+
+
+TRAINING = ss.Training(costs=Unlaunched(), optimizer="sgd")
 
 
 def proof(case: str, machine: str, seeds: int) -> Found:
     model, sizes = CASES[case]
     graph, topology = load_graph(Request(model, 64, dict(sizes))), ss.Topology.parse(machine)
-    best = exhaustive(graph, topology, training=TRAINING, budget=1800.0, threads=2)
+    best = exhaustive(graph, topology, training=TRAINING, budget=600.0, threads=2)
     found = [ss.search(graph, topology, training=TRAINING, budget=10.0, seed=seed) for seed in range(seeds)]
     return {
         "proved": best.proved,
@@ -30,37 +50,30 @@ def proof(case: str, machine: str, seeds: int) -> Found:
     }
 
 
-def job(case: str, machine: str) -> Job:
-    return Job(proof, {"case": case, "machine": machine, "seeds": SEEDS}, alone=True)
+def job(case: str) -> Job:
+    return Job(proof, {"case": case, "machine": MACHINE, "seeds": SEEDS}, alone=True)
 
 
 def wanted(_: Scale) -> list[Job]:
-    return [job(case, machine) for case in CASES for machine in MACHINES]
-
-
-def told(results: Results, machine: str) -> str:
-    lines = []
-    for case in CASES:
-        row = results.get(job(case, machine))
-        lines.append(
-            f"{case} {'proved' if row['proved'] else 'not proved'} in {row['seconds']:.0f} s, found by {row['found']} "
-            f"of {SEEDS} seeds" if row else NOT_RUN
-        )  # fmt: skip
-    return f"`{machine}`: " + "; ".join(lines)
+    return [job(case) for case in CASES]
 
 
 def ours(_: Scale, results: Results) -> Ours:
-    return Ours(*(told(results, machine) for machine in MACHINES))
+    told = []
+    for case in CASES:
+        if row := results.get(job(case)):
+            proved = "proved" if row["proved"] else "not proved"
+            told.append(f"{case} {proved} in {row['seconds']:.0f} s, found by {row['found']} of {SEEDS} seeds")
+    return Ours("; ".join(told) or NOT_RUN)
 
 
 def more(_: Scale, results: Results) -> str:
     rows = []
     for case in CASES:
-        for machine in MACHINES:
-            if row := results.get(job(case, machine)):
-                rows.append([case, f"`{machine}`", f"10^{row['log10_size']:.1f}", f"{row['makespan'] * 1e3:.4f} ms",
-                             f"{row['seconds']:.1f} s", f"{row['found']} of {SEEDS}"])  # fmt: skip
-    return table(["model", "machine", "strategies", "optimum", "proof", "seeds that find it in 10 s"], rows)
+        if row := results.get(job(case)):
+            rows.append([case, f"10^{row['log10_size']:.1f}", f"{row['makespan'] * 1e3:.4f} ms",
+                         f"{row['seconds']:.1f} s", f"{row['found']} of {SEEDS}"])  # fmt: skip
+    return table([f"model, `{MACHINE}`", "strategies", "optimum", "proof", "seeds that find it in 10 s"], rows)
 
 
 CLAIM = Claim(
@@ -68,7 +81,8 @@ CLAIM = Claim(
     "global_optimum",
     "On small models the search finds the best strategy there is",
     "LeNet and a 2-step RNNLM on 4 devices, about 10^11 strategies, proved in 0.8 and 18 hours",
-    "",
+    "The proof needs hosts that launch nothing, as in the paper. With launches LeNet and RNNLM on 4 devices "
+    "were not proved: the first bound is 44% and 26% below the optimum.",
     wanted,
     ours,
     more=more,

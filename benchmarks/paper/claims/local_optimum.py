@@ -67,7 +67,7 @@ CLAIM = Claim(
     "local_optimum",
     "What the search returns is locally optimal",
     "all strategies for six models on 2, 4 and 8 devices",
-    "",
+    "What is not locally optimal had too little time to look at all neighbours.",
     wanted,
     ours,
     more=more,

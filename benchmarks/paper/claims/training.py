@@ -27,7 +27,7 @@ from ..jobs import Found, Job, Results
 from ..scale import Scale
 from ..settings import TRAINING
 
-RANKS, BATCH, EPOCHS, RATE, MOMENTUM = 2, 64, 6, 0.02, 0.9
+RANKS, BATCH, EPOCHS, RATE = 2, 64, 6, 0.02
 TEST = 261  # of 1,797 images; the others make 24 batches
 TARGET = 0.95
 WAYS = {"ddp": "DistributedDataParallel", "soapstone": "Soapstone"}
@@ -50,10 +50,10 @@ def workload() -> ss.Workload:
     return ss.Workload(model, (images[:BATCH],), loss=F.cross_entropy, targets=(labels[:BATCH],))
 
 
-def with_ddp() -> tuple[Step, Predict]:
+def with_ddp(rate: float) -> tuple[Step, Predict]:
     work, rank = workload(), dist.get_rank()
     model = DistributedDataParallel(work.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -66,9 +66,9 @@ def with_ddp() -> tuple[Step, Predict]:
     return step, model
 
 
-def with_soapstone(graph: ss.OperatorGraph, strategy: ss.Strategy) -> tuple[Step, Predict]:
+def with_soapstone(graph: ss.OperatorGraph, strategy: ss.Strategy, rate: float) -> tuple[Step, Predict]:
     parallel = ss.parallelize(workload(), graph, strategy.topology, strategy)
-    optimizer = torch.optim.SGD(parallel.parameters(), lr=RATE, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=rate, momentum=0.9)
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = parallel.step(images, labels)
@@ -78,7 +78,7 @@ def with_soapstone(graph: ss.OperatorGraph, strategy: ss.Strategy) -> tuple[Step
     return step, parallel.evaluate
 
 
-def training(epochs: int) -> Found:
+def training(epochs: int, rate: float) -> Found:
     """By way: seconds of all steps and the accuracy on unseen digits, after each epoch."""
     graph, topology = ss.capture(workload()), ss.Topology.parse(f"cpu:1x{RANKS}")
     strategy = ss.search(graph, topology, training=TRAINING, budget=5.0).strategy
@@ -86,7 +86,7 @@ def training(epochs: int) -> Found:
     def train(rank: int) -> Found:
         torch.set_num_threads(1)
         images, labels = digits()
-        ways = {"ddp": with_ddp(), "soapstone": with_soapstone(graph, strategy)}
+        ways = {"ddp": with_ddp(rate), "soapstone": with_soapstone(graph, strategy, rate)}
         seconds = dict.fromkeys(ways, 0.0)
         curves: Found = {way: [] for way in ways}
         for epoch in range(epochs):
@@ -111,7 +111,7 @@ def training(epochs: int) -> Found:
     return curves
 
 
-JOB = Job(training, {"epochs": EPOCHS}, alone=True)
+JOB = Job(training, {"epochs": EPOCHS, "rate": RATE}, alone=True)
 
 
 def reached(curve: list[tuple[float, float]]) -> float | None:
@@ -142,7 +142,7 @@ CLAIM = Claim(
     "training",
     "The same accuracy as other systems, sooner",
     "Inception-v3 to 72% on ImageNet, 16 P100: 38% less time than TensorFlow",
-    "",
+    "There is no ImageNet here, nor 16 P100. Both ways take the same steps to the same accuracy; the time differs.",
     lambda _: [JOB],
     ours,
     draw,
