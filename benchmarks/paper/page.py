@@ -24,7 +24,8 @@ def write_page(claims: Sequence[Claim], scale: Scale, results: Results, page: Pa
         rows.append([f"[{claim.number}](#{anchor(claim)})", claim.says, claim.theirs, ours.there, ours.today, command])
         sections.append(_section(claim, scale, results, os.path.relpath(pictures, page.parent)))
     head = ["claim", "what", "the paper's figure", "ours in its setting", "ours on today's machines", "command"]
-    text = "\n\n".join([INTRODUCTION.read_text().strip(), table(head, rows), *sections])
+    how = f"Searches take {scale.budget:g} s each, unless a row says otherwise."
+    text = "\n\n".join([INTRODUCTION.read_text().strip(), "## All claims", how, table(head, rows), *sections])
     write_atomically(page, text + "\n")
 
 

@@ -37,7 +37,9 @@ def compared(scale: Scale, results: Results, text: str) -> str:
     mine = known.pop("soapstone")
     time, moved = (spread([row[i] / mine[i] for row in known.values()], 1) for i in (0, 1))
     compute = f"{1 - mine[2] / known['data'][2]:.0%}" if "data" in known else NOT_RUN
-    return f"`{text}`: {time} less time, {moved} fewer bytes, compute {compute} less than data parallelism's"
+    return (
+        f"`{text}`: others take {time} our time, move {moved} our bytes; {compute} less compute than data parallelism"
+    )
 
 
 def ours(scale: Scale, results: Results) -> Ours:

@@ -111,7 +111,11 @@ def told(scale: Scale, results: Results, model: str, machine: str) -> str:
 
 def ours(scale: Scale, results: Results) -> Ours:
     there, today = (
-        "; ".join(told(scale, results, model, machine) for model, machine in CASES if (machine[0] == "h") == late)
+        "; ".join(
+            f"`{machine}`: {told(scale, results, model, machine)}"
+            for model, machine in CASES
+            if (machine[0] == "h") == late
+        )
         for late in (False, True)
     )
     return Ours(there, today)

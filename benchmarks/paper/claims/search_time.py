@@ -88,7 +88,7 @@ def more(scale: Scale, results: Results) -> str:
 def draw(scale: Scale, results: Results, path: Path) -> None:
     labels = [f"{MODELS[model]}\n{n}" for model in MODELS for n in counts(scale)]
     known = [times_of(scale, results, model, n) or [1.0] * 3 for model in MODELS for n in counts(scale)]
-    with figure(path, (max(8, 0.7 * len(labels)), 3.6)) as drawn:
+    with figure(path, (max(8, 1.1 * len(labels)), 3.6)) as drawn:
         axes = plain(drawn.subplots(), "one proposal, GPUs below the model's name", y="ms")
         for i, (engine, colour) in enumerate(zip(ENGINES, COLOURS)):
             heights = [1e3 * seconds[i] for seconds in known]

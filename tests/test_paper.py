@@ -1,0 +1,56 @@
+"""The paper's evaluation: what was run is not run again, and the page says what the data says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.paper.claims import CLAIMS, global_optimum
+from benchmarks.paper.jobs import Found, Job, Results, run_all
+from benchmarks.paper.page import write_page
+from benchmarks.paper.scale import QUICK, WHOLE
+
+ROOT = Path(__file__).parents[1]
+
+
+def noted(folder: str, number: int) -> Found:
+    """Fails where it is called twice for the same number."""
+    Path(folder, str(number)).touch(exist_ok=False)
+    return {"square": number * number}
+
+
+def test_a_job_is_run_once(tmp_path: Path) -> None:
+    jobs = [Job(noted, {"folder": str(tmp_path), "number": n}, alone=n > 2) for n in range(4)]
+    quiet = Console(quiet=True)
+    run_all(jobs[:2], Results(tmp_path), quiet)
+    run_all(jobs, Results(tmp_path), quiet)
+    results = Results(tmp_path)
+    assert [found["square"] for job in jobs if (found := results.get(job))] == [0, 1, 4, 9]
+
+
+def test_there_is_a_page_before_anything_was_run(tmp_path: Path) -> None:
+    for scale in (QUICK, WHOLE):
+        write_page(CLAIMS, scale, Results(tmp_path / "none"), tmp_path / "page.md", tmp_path)
+        text = (tmp_path / "page.md").read_text()
+        assert all(f"## {claim.number} {claim.name.replace('_', ' ')}" in text for claim in CLAIMS)
+        assert "not run" in text
+
+
+def test_the_claims_are_the_papers_in_order() -> None:
+    assert [claim.number for claim in CLAIMS] == list(range(1, 17))
+    assert all(claim.jobs(WHOLE) for claim in CLAIMS if claim.name != "accuracy")  # which reads what reality wrote
+
+
+def test_the_documentation_has_the_page_of_the_data(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "results" / "paper.md"
+    page.parent.mkdir(parents=True)
+    write_page(CLAIMS, QUICK, Results(ROOT / "benchmarks/data/paper"), page, tmp_path / "docs/images/paper")
+    assert page.read_text() == (ROOT / "docs/results/paper.md").read_text()
+
+
+def test_a_proof_is_told(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    row = {"proved": True, "makespan": 1e-3, "seconds": 36.2, "log10_size": 12.0, "found": 3}
+    results.keep(global_optimum.job("LeNet"), row)
+    assert global_optimum.ours(QUICK, results).there == "LeNet proved in 36 s, found by 3 of 3 seeds"
