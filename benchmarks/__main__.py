@@ -2,15 +2,13 @@
 
 import sys
 
-from . import agreement, anchors, breadth, engines, optimality, optimizers, predict, reality, spine, steps
+from . import agreement, anchors, breadth, engines, predict, reality, spine, steps
 
 spine.main()
 breadth.main()
 anchors.main()
 predict.main()
 engines.main()
-optimizers.main("--all" in sys.argv)
-optimality.main("--all" in sys.argv)
 steps.main()
 reality.main()
 if "--all" in sys.argv:

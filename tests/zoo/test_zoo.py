@@ -48,12 +48,11 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", zoo.names())
-def test_a_capture_needs_no_numbers(name: str, dtype: str) -> None:
+def test_a_capture_needs_no_numbers(name: str) -> None:
     batch, sizes = SMALL[name]["batch"], {key: size for key, size in SMALL[name].items() if key != "batch"}
-    graph = load_graph(Request(name, batch, sizes, dtype=dtype), fresh=True)
-    assert graph.fingerprint == ss.capture(zoo.load(name, **SMALL[name]).to(dtype)).fingerprint
+    graph = load_graph(Request(name, batch, sizes, dtype="float64"), fresh=True)
+    assert graph.fingerprint == captured(name).fingerprint
 
 
 def test_a_batch_may_be_larger_than_memory() -> None:

@@ -28,10 +28,10 @@ SETTINGS = [
 
 
 def wanted(scale: Scale) -> list[Job]:
-    """Nothing in the quick version: searches at the default budget take hours. Rivals come before more seeds."""
+    """Nothing in the quick version: searches at the default budget take hours. More seeds come last."""
     if scale.seeds == 1:
         return []
-    first = [job(setting, method, BUDGET) for method in ("soapstone", *RIVALS) for setting in SETTINGS]
+    first = [job(setting, method, BUDGET) for setting in SETTINGS for method in ("soapstone", *RIVALS)]
     return first + [job(setting, "soapstone", BUDGET, seed) for seed in SEEDS[1:] for setting in SETTINGS]
 
 
