@@ -58,7 +58,8 @@ void bind_topology(nb::module_& m) {
       .def(nb::init<int64_t, int64_t, int64_t, int64_t, double, bool>(), nb::arg("send"), nb::arg("receive"),
            nb::arg("sum"), nb::arg("iteration"), nb::arg("copying"), nb::arg("is_ahead"));
   nb::class_<MeasuredSum>(m, "MeasuredSum", "The times of an all-reduce among so many devices of so many nodes.")
-      .def(nb::init<int32_t, int32_t, Curve>(), nb::arg("members"), nb::arg("nodes"), nb::arg("times"));
+      .def(nb::init<int32_t, int32_t, Curve, std::optional<double>>(), nb::arg("members"), nb::arg("nodes"),
+           nb::arg("times"), nb::arg("exposed") = nb::none());
   nb::class_<Topology>(m, "Topology")
       .def(nb::init<int32_t, int32_t, By<Device, int32_t>, std::vector<Link>, By<Device, Host>,
                     std::vector<MeasuredSum>, std::vector<double>>(),

@@ -135,10 +135,11 @@ Pattern tree(const Topology& topology, std::span<const Device> order) {
   return crossings.pattern(1, 2 * depth * hop, 2 * depth - 1);
 }
 
-Pattern measured(const Topology& topology, std::span<const Device> order, const Curve& times) {
+Pattern measured(const Topology& topology, std::span<const Device> order, const MeasuredSum& sum) {
   Pattern pattern = ring(topology, order, 2);
   pattern.latency = 0;
-  pattern.measured = times;
+  pattern.measured = sum.times;
+  pattern.exposed = sum.exposed.value_or(pattern.exposed);
   return pattern;
 }
 
@@ -262,7 +263,7 @@ void Pattern::hold(int64_t bytes, std::vector<Hold>& holds) const {
 std::vector<Pattern> find_patterns(const Topology& topology, Collective collective, std::span<const Device> order) {
   const bool whole = collective == Collective::all_reduce;
   const int64_t passes = whole ? 2 : 1;
-  if (const Curve* times = topology.measured_sum(order); whole && times) return {measured(topology, order, *times)};
+  if (const MeasuredSum* sum = topology.measured_sum(order); whole && sum) return {measured(topology, order, *sum)};
   std::vector<Pattern> patterns{ring(topology, order, passes)};
   if (whole) patterns.push_back(tree(topology, order));
   // Where bytes keep devices from computing they go by gloo, which knows neither rails nor levels.

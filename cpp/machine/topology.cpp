@@ -311,12 +311,13 @@ std::vector<Device> Topology::node_by_node(std::span<const Device> devices) cons
   return order;
 }
 
-const Curve* Topology::measured_sum(std::span<const Device> devices) const {
+const MeasuredSum* Topology::measured_sum(std::span<const Device> devices) const {
   if (sums_.empty()) return nullptr;
   std::set<int32_t> nodes;
   for (const Device device : devices) nodes.insert(node_of(device));
-  for (const auto& [members, num_nodes, times] : sums_)
-    if (static_cast<size_t>(members) >= devices.size() && static_cast<size_t>(num_nodes) == nodes.size()) return &times;
+  for (const auto& sum : sums_)
+    if (static_cast<size_t>(sum.members) >= devices.size() && static_cast<size_t>(sum.nodes) == nodes.size())
+      return &sum;
   return nullptr;
 }
 

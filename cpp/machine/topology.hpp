@@ -18,6 +18,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -40,10 +41,12 @@ struct Host {
   auto operator<=>(const Host&) const = default;
 };
 
-// The times of an all-reduce among so many devices of so many nodes, as measured.
+// The times of an all-reduce among so many devices of so many nodes, as measured, and the share of them that keeps its
+// members from computing, where that is not its links'.
 struct MeasuredSum {
   int32_t members, nodes;
   Curve times;
+  std::optional<double> exposed = std::nullopt;
 };
 
 // Routes and the patterns of collectives are found at their first use and kept, so even const calls must come from one
@@ -101,7 +104,7 @@ class Topology {
   };
   const std::vector<Hop>& hops_from(int32_t vertex) const { return edges_[vertex]; }
   // Of the least group that was measured and is as large as this one, over as many nodes; null where there is none.
-  const Curve* measured_sum(std::span<const Device> devices) const;
+  const MeasuredSum* measured_sum(std::span<const Device> devices) const;
   const Host& host_of(Device device) const { return hosts_[device]; }
   int32_t node_of(Device device) const { return node_of_device_[device]; }
   bool is_bus(Resource resource) const { return resource >= first_bus(); }

@@ -172,6 +172,18 @@ def test_messages_and_sums_go_by_what_was_measured(tmp_path: Path) -> None:
     assert {hold for _, hold in far.native.all_reduce([0, 1], 500)[0]} == {503}  # measured in one node only
 
 
+def test_a_sum_may_keep_its_members_from_computing(tmp_path: Path) -> None:
+    """As it did where nothing ran beside it, whatever its links hide of messages."""
+    devices, links = (make_device("a"), make_device("b")), (Link("a", "b", 1e9),)
+    topology = Topology(devices, links, (Sum(2, 1, ((0, 1000), (1000, 2000)), exposed=0.5),))
+    assert sorted(topology.native.all_reduce([0, 1], 1000)[0]) == [(0, 1000), (1, 1000), (2, 2000), (3, 2000)]
+    assert topology.native.transfer(0, 1, 1000) == ([(2, 1000)], 0)
+    topology.save(tmp_path / "t.yaml")
+    assert Topology.load(tmp_path / "t.yaml") == topology
+    with pytest.raises(TopologyError, match="the sum among 2: exposed must be a share from 0 to 1, not 2"):
+        Sum(2, 1, ((0, 1), (1, 2)), exposed=2)
+
+
 def test_an_iteration_costs_each_thread_something() -> None:
     """Once, before its first op: a CPU, or the host of a GPU."""
     graph = graph_of("lenet")

@@ -180,7 +180,7 @@ def _build_native(topology: Topology) -> _core.Topology:
             for link in topology.links
         ],
         [_core.Host(d.send, d.receive, d.sum, d.iteration, d.copying or 0, d.has_host) for d in topology.devices],
-        [_core.MeasuredSum(s.members, s.nodes, _core.Curve(s.times)) for s in topology.sums],
+        [_core.MeasuredSum(s.members, s.nodes, _core.Curve(s.times), s.exposed) for s in topology.sums],
         [bus.bandwidth for bus in topology.buses],
     )
 

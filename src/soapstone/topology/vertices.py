@@ -102,11 +102,13 @@ class Bus:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """What an all-reduce among so many members in so many nodes takes, as measured: (bytes, ns)."""
+    """What an all-reduce among so many members in so many nodes takes, as measured: (bytes, ns). `exposed` is the share
+    of it that keeps them from computing; None: as on its links."""
 
     members: int
     nodes: int
     times: tuple[tuple[int, int], ...]
+    exposed: float | None = None
 
     def __post_init__(self) -> None:
         where = f"the sum among {self.members!r}"
@@ -115,6 +117,8 @@ class Sum:
         object.__setattr__(self, "times", _curve(self.times, f"{where}: times"))
         if not self.times:
             raise TopologyError(f"{where}: has no times; write two or more pairs of bytes and ns, or remove it")
+        if self.exposed is not None:
+            _check_share(self.exposed, f"{where}: exposed")
 
 
 def _check_name(value: object, what: str) -> None:
