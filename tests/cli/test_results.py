@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import soapstone as ss
+from soapstone.costs import peak_flops
+from soapstone.loading import Request, load_graph
 from tests.cli.conftest import Soapstone
 from tests.support.models import captured
 
@@ -80,6 +82,17 @@ def test_utilisation_is_the_flops_over_the_peak() -> None:
     peak = {"float32": 10.6e12, "float64": 5.3e12}[dtype]
     assert sim.throughput.mfu == pytest.approx(done / (sim.makespan * 2 * peak))
     assert sim.throughput.tokens is None
+
+
+def test_convolutions_are_held_against_the_peak_that_they_run_at() -> None:
+    """TF32 by PyTorch's default, on devices that have it."""
+    graph = load_graph(Request("resnet-101", 2))
+    flops = sum(op.flops * (1 + 2 * op.backward) for op in graph.ops)
+    for kind, precision in (("h200", "tf32"), ("p100", "float32")):
+        topology = ss.Topology.parse(f"{kind}:1x1")
+        sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology))
+        assert sim.throughput.mfu == pytest.approx(flops / (sim.makespan * (peak_flops(kind, precision) or 0)))
+    assert (peak_flops("h200", "tf32") or 0) > 5 * (peak_flops("h200", "float32") or 0)
 
 
 def test_a_proof_has_time_and_says_what_it_lacks(soapstone: Soapstone) -> None:

@@ -31,8 +31,8 @@ class Throughput:
 def throughput(graph: OperatorGraph, topology: Topology, seconds: float) -> Throughput:
     """Of an iteration that takes so long."""
     batch, tokens = counted(graph)
-    flops, dtype = _flops(graph)
-    peaks = [peak_flops(device.kind, dtype) for device in topology.devices]
+    flops, precision = _flops(graph)
+    peaks = [peak_flops(device.kind, precision) for device in topology.devices]
     most = None if None in peaks else sum(peak for peak in peaks if peak is not None)
     mfu = flops / (seconds * most) if most else None
     return Throughput(batch / seconds, None if tokens is None else tokens / seconds, mfu)
@@ -50,9 +50,11 @@ def counted(graph: OperatorGraph) -> tuple[int, int | None]:
 
 
 def _flops(graph: OperatorGraph) -> tuple[int, str]:
-    """Of forward and backward, and the dtype that most of them have."""
-    dtypes: Counter[str] = Counter()
+    """Of forward and backward, and the precision that most of them have: convolutions in float32 run in TF32, where
+    there is such a thing, by PyTorch's default."""
+    counts: Counter[str] = Counter()
     for op in graph.ops:
         dtype = op.values[op.steps[op.head].outputs[0]].dtype
-        dtypes[dtype] += op.flops * (1 + BACKWARD * op.backward)
-    return sum(dtypes.values()), dtypes.most_common(1)[0][0]
+        precision = "tf32" if dtype == "float32" and op.kind.startswith("conv") else dtype
+        counts[precision] += op.flops * (1 + BACKWARD * op.backward)
+    return sum(counts.values()), counts.most_common(1)[0][0]
