@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from soapstone.errors import meant
+from soapstone.files import write_atomically
 
 from .claims import CLAIMS
 from .jobs import Results, run_all
-from .page import write_page
+from .page import page_of
 from .scale import QUICK, WHOLE
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def main(
         console.print(f"[bold]{claim.number} {claim.says}")
         for name, text in (("paper", claim.theirs), ("ours", ours.there), ("today", ours.today)):
             console.print(f"  {name}: {escape(text)}")
-    write_page(CLAIMS, scale, results, page, pictures)
+    write_atomically(page, page_of(CLAIMS, scale, results, page.parent, pictures))
     console.print(f"Written to {page}.")
 
 

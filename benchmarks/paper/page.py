@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from soapstone.files import write_atomically
-
 from .claim import Claim, table
 from .jobs import Results
 from .scale import Scale
@@ -15,26 +13,36 @@ from .scale import Scale
 INTRODUCTION = Path(__file__).with_name("introduction.md")
 
 
-def write_page(claims: Sequence[Claim], scale: Scale, results: Results, page: Path, pictures: Path) -> None:
-    """Markdown; pictures are linked from where the page lies."""
+def page_of(claims: Sequence[Claim], scale: Scale, results: Results, folder: Path, pictures: Path) -> str:
+    """Markdown for a page in a folder, with the pictures that there are."""
     rows, sections = [], []
     for claim in claims:
         ours = claim.ours(scale, results)
         command = f"`python -m benchmarks.paper {claim.name}`"
         rows.append([f"[{claim.number}](#{anchor(claim)})", claim.says, claim.theirs, ours.there, ours.today, command])
-        sections.append(_section(claim, scale, results, os.path.relpath(pictures, page.parent)))
+        sections.append(_section(claim, scale, results, pictures, folder))
     head = ["claim", "what", "the paper's figure", "ours in its setting", "ours on today's machines", "command"]
-    how = f"Searches take {scale.budget:g} s each, unless a row says otherwise."
-    text = "\n\n".join([INTRODUCTION.read_text().strip(), "## All claims", how, table(head, rows), *sections])
-    write_atomically(page, text + "\n")
+    how = (
+        f"This is the {scale.name} version: a search has a budget of {scale.budget:g} s unless a row says otherwise. "
+        "Costs and starts come on top, and what is found in that time depends on the machine."
+    )
+    parts = [INTRODUCTION.read_text().strip(), "## All claims", how, table(head, rows), *sections]
+    return "\n\n".join(parts) + "\n"
 
 
 def anchor(claim: Claim) -> str:
     return f"{claim.number}-{claim.name.replace('_', '-')}"
 
 
-def _section(claim: Claim, scale: Scale, results: Results, pictures: str) -> str:
+def _section(claim: Claim, scale: Scale, results: Results, pictures: Path, folder: Path) -> str:
     title = f"## {claim.number} {claim.name.replace('_', ' ')}"
-    picture = f"![{claim.says}]({pictures}/{claim.name}.png)" if claim.draw and claim.known(scale, results) else ""
-    parts = [title, claim.says + ".", picture, claim.more(scale, results), claim.differs]
+    drawn = pictures / f"{claim.name}.png"
+    picture = f"![{claim.says}]({os.path.relpath(drawn, folder)})" if drawn.exists() else ""
+    parts = [
+        title,
+        claim.says if claim.says.endswith("?") else f"{claim.says}.",
+        picture,
+        claim.more(scale, results),
+        claim.differs,
+    ]
     return "\n\n".join(part for part in parts if part)

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """Seconds of a search and how many seeds it has; devices by kind and readings of the batch, for the figures of
-    throughput; proposals of a chain whose speed is measured, and of those held against one another task by task; rounds
-    of steps that are timed."""
+    """Seconds of a search; devices by kind and readings of the batch, for the figures of throughput; proposals of a
+    chain whose speed is measured, and of those held against one another task by task; rounds of steps that are
+    timed."""
 
+    name: str
     budget: float
-    seeds: int
     devices: dict[str, tuple[int, ...]]
     readings: tuple[str, ...]
     proposals: int
     checked: int
     rounds: int
 
+    @property
+    def is_whole(self) -> bool:
+        return self.name == "whole"
 
-QUICK = Scale(4.0, 1, {"p100": (4, 16), "k80": (4, 64)}, ("per device",), 200, 20_000, 10)
-WHOLE = Scale(30.0, 3, {"p100": (1, 2, 4, 8, 16), "k80": (1, 2, 4, 8, 16, 32, 64)}, ("per device", "whole"),
+
+QUICK = Scale("quick", 4.0, {"p100": (4, 16), "k80": (4, 64)}, ("per device",), 200, 20_000, 10)
+WHOLE = Scale("whole", 30.0, {"p100": (1, 2, 4, 8, 16), "k80": (1, 2, 4, 8, 16, 32, 64)}, ("per device", "whole"),
               2000, 1_000_000, 40)  # fmt: skip

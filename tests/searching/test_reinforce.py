@@ -31,19 +31,39 @@ def test_it_places_whole_layers_and_repeats_itself() -> None:
     assert times[-1] == found.makespan
 
 
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """The costs of all that is drawn from now on."""
+    drawn: list[tuple[float, float]] = []
+    costs = _Trials.costs
+
+    def note(self: _Trials, placement: Sequence[int]) -> tuple[float, float]:
+        drawn.append(costs(self, placement))
+        return drawn[-1]
+
+    monkeypatch.setattr(_Trials, "costs", note)
+    return drawn
+
+
 def test_it_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the policy draws at last is better than what it drew at first, not only the best of it."""
     graph, topology = graph_of("rnntc"), ss.Topology.parse("k80:1x4")
-    drawn: list[float] = []
-    root = _Trials.root
-
-    def noted(self: _Trials, placement: Sequence[int]) -> float:
-        drawn.append(root(self, placement))
-        return drawn[-1]
-
-    monkeypatch.setattr(_Trials, "root", noted)
+    drawn = noted(monkeypatch)
     reinforce(graph, topology, proposals=600, budget=None)
-    assert mean(drawn[-50:]) < 0.95 * mean(drawn[:50])
+    roots = [root for root, _ in drawn]
+    assert mean(roots[-50:]) < 0.95 * mean(roots[:50])
+
+
+def test_it_learns_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from placements of which none does."""
+    graph, topology = graph_of("nmt"), ss.Topology.parse("p100:1x2")
+    memory = ss.simulate(graph, topology, ss.baselines.model_parallel(graph, topology)).memory
+    need = int(max(memory.workspace) + 0.2 * max(memory.peak - memory.workspace))
+    tight = tuple(replace(device, memory=need) for device in topology.devices)
+    drawn = noted(monkeypatch)
+    with pytest.raises(ss.SoapstoneError, match="no placement of whole layers was found that fits"):
+        reinforce(graph, ss.Topology(tight, topology.links), proposals=400, budget=None)
+    overflows = [overflow for _, overflow in drawn]
+    assert mean(overflows[-50:]) < 0.9 * mean(overflows[:50])
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from . import (
     accuracy,
-    additive,
+    against_optcnn,
     breakdown,
     case_studies,
     convergence,
@@ -20,7 +20,7 @@ from . import (
 )
 
 _MODULES = (
-    special_cases, exactness, profiling, accuracy, throughput, breakdown, placement, additive, search_time, convergence,
-    global_optimum, local_optimum, training, case_studies, runtime, rivals,
+    special_cases, exactness, profiling, accuracy, throughput, breakdown, placement, against_optcnn, search_time,
+    convergence, global_optimum, local_optimum, training, case_studies, runtime, rivals,
 )  # fmt: skip
 CLAIMS = tuple(module.CLAIM for module in _MODULES)

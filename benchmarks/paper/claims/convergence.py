@@ -17,7 +17,7 @@ WAYS = {"the paper's, full": ("paper", "full"), "the paper's, delta": ("paper", 
         "the paper's, our engine": ("paper", "resume"), "Soapstone": ("soapstone", "resume")}  # fmt: skip
 
 
-def descent(machine: str, method: str, engine: str, budget: float) -> Found:
+def convergence(machine: str, method: str, engine: str, budget: float) -> Found:
     """The best so far, as (seconds, makespan), and data parallelism."""
     setting = Setting("nmt", machine)
     data = setting.simulated(ss.baselines.data_parallel(setting.graph, setting.topology)).makespan
@@ -31,7 +31,7 @@ def descent(machine: str, method: str, engine: str, budget: float) -> Found:
 def job(machine: str, way: str, scale: Scale) -> Job:
     method, engine = WAYS[way]
     arguments = {"machine": machine, "method": method, "engine": engine, "budget": 4 * scale.budget}
-    return Job(descent, arguments, alone=True)
+    return Job(convergence, arguments, alone=True)
 
 
 def wanted(scale: Scale) -> list[Job]:
@@ -39,18 +39,14 @@ def wanted(scale: Scale) -> list[Job]:
 
 
 def arrival(found: Found | None) -> str:
-    """When it came within 1% of its end, and how good that is."""
-    if found is None:
-        return NOT_RUN
-    end = found["history"][-1][1]
-    after = next(seconds for seconds, makespan in found["history"] if makespan <= 1.01 * end)
-    return f"{found['data'] / end:.2f}x over data parallelism, within 1% of it after {after:.1f} s"
+    """How good it is in the end."""
+    return f"{found['data'] / found['history'][-1][1]:.2f}x" if found else NOT_RUN
 
 
 def ours(scale: Scale, results: Results) -> Ours:
     there = [f"{way}: {arrival(results.get(job(MACHINE, way, scale)))}" for way in WAYS]
     today = arrival(results.get(job(TODAY, "Soapstone", scale)))
-    return Ours("; ".join(there) + f"; {4 * scale.budget:.0f} s each", f"`{TODAY}`: {today}")
+    return Ours(f"over data parallelism after {4 * scale.budget:.0f} s: " + "; ".join(there), f"`{TODAY}`: {today}")
 
 
 def draw(scale: Scale, results: Results, path: Path) -> None:
@@ -69,8 +65,8 @@ CLAIM = Claim(
     "convergence",
     "The search converges in minutes, sooner with delta simulation",
     "NMT on 16 P100: 6 minutes with delta, 16 with full",
-    "Any device for any part is a large space: in the time that is given here the paper's method finds little "
-    "in it, with any engine.",
+    "Not tried for 16 minutes. In these seconds the paper's method finds little with any engine: any device "
+    "for any part makes a large space.",
     wanted,
     ours,
     draw,

@@ -12,13 +12,13 @@ from ..scale import Scale
 CASES = [(name, text) for name in (*agreement.SMALLEST, *SMALL) for text in agreement.TOPOLOGIES]
 
 
-def differences(model: str, machine: str, proposals: int) -> Found:
+def exactness(model: str, machine: str, proposals: int) -> Found:
     return {"proposals": proposals, "differ": agreement.small((model, machine, 0, proposals))}
 
 
 def wanted(scale: Scale) -> list[Job]:
     each = scale.checked // len(CASES) + 1
-    return [Job(differences, {"model": name, "machine": text, "proposals": each}) for name, text in CASES]
+    return [Job(exactness, {"model": name, "machine": text, "proposals": each}) for name, text in CASES]
 
 
 def ours(scale: Scale, results: Results) -> Ours:

@@ -12,7 +12,7 @@ from ..settings import MODELS, Setting
 MACHINES = ("p100:1x4", "k80:2x4")
 
 
-def space(model: str, machine: str) -> Found:
+def special_cases(model: str, machine: str) -> Found:
     """Ops whose configuration under each baseline is not in the space, and how many of its configurations split an op
     in several dims at once."""
     setting = Setting(model, machine)
@@ -29,7 +29,7 @@ def space(model: str, machine: str) -> Found:
 
 
 def job(model: str, machine: str) -> Job:
-    return Job(space, {"model": model, "machine": machine})
+    return Job(special_cases, {"model": model, "machine": machine})
 
 
 def wanted(_: Scale) -> list[Job]:

@@ -92,7 +92,7 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             proposals=wanted.proposals,
             seed=wanted.seed,
             chains=wanted.chains,
-            initial=(*INITIAL[method], *wanted.starts) if wanted.starts else None,
+            initial=(*INITIAL[method], *wanted.starts),
             memory_limit=wanted.memory_limit,
             engine=wanted.engine,
             progress=show,

@@ -77,7 +77,7 @@ def least_sum_by(
 
 def _doubled(few: int, problem: Problem) -> Iterator[int]:
     """Twice as many options as before, until that is all there are."""
-    largest = max(map(len, problem.options.tables))
+    largest = max(len(_options(problem, op)) for op in range(len(problem.graph.ops)))
     while few < largest:
         few *= 2
         yield few

@@ -26,8 +26,8 @@ from .tying import Groups, levels, tied
 
 # What each method begins with; one: everything on one device of each kind.
 INITIAL = {"soapstone": (*BASELINES, "one", "optcnn", "random"), "paper": ("data", "random")}
-# OptCNN's strategy, of few options of each op, is a start where it is found in this share of the time; without a limit
-# of time, on so many devices.
+# OptCNN's strategy, of few options of each op, is a start where it is found in this share of the time; where proposals
+# are counted, which must not depend on the clock, on so many devices.
 OPTCNN_SHARE, OPTCNN_DEVICES = 0.2, 16
 TICK = 0.1  # seconds between two calls of `progress`
 
@@ -110,10 +110,8 @@ def search(
     )
     groups = levels(graph)
     begun = monotonic()
-    if initial is None:
-        starts = _starts(problem, INITIAL[method], groups, _end_of_optcnn(begun, topology, budget))
-    else:
-        starts = _starts(problem, initial, groups, inf)
+    end = _end_of_optcnn(begun, topology, budget if proposals is None else None)
+    starts = _starts(problem, INITIAL[method] if initial is None else initial, groups, end)
     if budget is not None:
         budget = max(budget - (monotonic() - begun), budget / 2)
     walkers = [
@@ -199,7 +197,7 @@ def _starts(
         elif start == "one":
             given += problem.on_one_device()
         elif start == "optcnn":
-            given += _by_optcnn(problem, end)
+            given += _by_optcnn(problem, end if len(initial) > 1 else inf)
         else:
             raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {known}, or a Strategy")
     if not given and not drawn:

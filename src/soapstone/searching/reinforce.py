@@ -4,7 +4,8 @@ layer, whole, and the simulator is its reward.
 An LSTM goes through the layers in order. It reads what each computes, gives and keeps, and where the one before was
 put, and draws a device. Placements are drawn in batches. One whose root of the makespan is below the mean so far is
 made more likely, one above it less (REINFORCE), in units of the batch's deviation, so that one rate of learning suits
-all models. One that does not fit into memory counts as the slowest of its batch.
+all models. One that does not fit into memory counts as the slowest of its batch; where none fits, the one that needs
+least above what there is is the best.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class _Trials:
         self.count, self.history = 0, list[Improvement]()
         self.layers = [[graph.index(op.name) for op in layer] for layer in weighty_layers(graph)]
 
-    def root(self, placement: Sequence[int]) -> float:
-        """Of a placement's makespan, in ns; infinite where it does not fit."""
+    def costs(self, placement: Sequence[int]) -> tuple[float, float]:
+        """The root of a placement's makespan in ns, and how far it is from fitting."""
         ops, chain = self.graph.ops, self.chain
         strategy: list[Native] = [([], [])] * len(ops)
         for layer, device in zip(self.layers, placement):
@@ -107,7 +108,7 @@ class _Trials:
         self.count += 1
         if not self.history or chain.best_makespan * 1e-9 != self.history[-1].makespan:
             self.history.append(Improvement(self.count, chain.seconds, chain.best_makespan * 1e-9))
-        return inf if chain.overflow else float(chain.makespan) ** 0.5
+        return float(chain.makespan) ** 0.5, float(chain.overflow)
 
     @property
     def best(self) -> float | None:
@@ -136,11 +137,15 @@ def _learn(trials: _Trials, num_devices: int, ends: tuple[float, int], progress:
     mean = 0.0
     while trials.count < most and (trials.count == 0 or chain.seconds < seconds) and not chain.is_stopped:
         drawn, likely, entropy = policy(features, min(BATCH, most - trials.count))
-        roots = torch.tensor([trials.root(placement) for placement in drawn.tolist()])
-        fitting = roots[roots.isfinite()]
-        roots[roots.isinf()] = fitting.max() if len(fitting) else 1.0
-        mean = MEMORY * mean + (1 - MEMORY) * float(roots.mean()) if mean else float(roots.mean())
-        worse = (roots - mean) / (roots - mean).square().mean().sqrt().clamp(min=1e-3 * mean)
+        roots, overflows = torch.tensor([trials.costs(placement) for placement in drawn.tolist()]).unbind(1)
+        fits = overflows == 0
+        if fits.any():
+            roots[~fits] = roots[fits].max()
+            mean = MEMORY * mean + (1 - MEMORY) * float(roots.mean()) if mean else float(roots.mean())
+            worse = roots - mean
+        else:
+            worse = overflows - overflows.mean()
+        worse /= worse.square().mean().sqrt().clamp(min=1e-3 * max(mean, 1.0))
         loss = (worse * likely).mean() - ENTROPY * entropy
         optimizer.zero_grad()
         loss.backward()
