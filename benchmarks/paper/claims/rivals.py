@@ -69,6 +69,8 @@ def more(_: Scale, results: Results) -> str:
 
 def draw(_: Scale, results: Results, path: Path) -> None:
     least = sorted(min(found.values()) for setting in SETTINGS if (found := ratios(results, setting)))
+    if not least:
+        return
     with figure(path, (8, 3.2)) as drawn:
         axes = plain(drawn.subplots(), "the best rival's iteration / ours, every setting", "setting", "")
         axes.plot(least, "o", markersize=3)
