@@ -29,6 +29,7 @@ def main(
     whole: Annotated[bool, typer.Option(help="Hours: all devices, both readings of the batch, three seeds.")] = False,
     out: Annotated[Path, typer.Option(help="Results, pictures and the page.")] = Path("build/paper"),
     docs: Annotated[bool, typer.Option(help="Write them to where the documentation has them.")] = False,
+    run_only: Annotated[bool, typer.Option(help="Draw and write nothing but results.")] = False,
     draw_only: Annotated[bool, typer.Option(help="Run nothing; draw and write what is known.")] = False,
 ) -> None:
     """The paper's evaluation again, our figures beside its own."""
@@ -49,12 +50,16 @@ def main(
     for claim in chosen:
         if not draw_only:
             run_all(claim.jobs(scale), results, console)
+        if run_only:
+            continue
         if claim.draw and claim.known(scale, results):
             claim.draw(scale, results, pictures / claim.name)
         ours = claim.ours(scale, results)
         console.print(f"[bold]{claim.number} {claim.says}")
         for name, text in (("paper", claim.theirs), ("ours", ours.there), ("today", ours.today)):
             console.print(f"  {name}: {escape(text)}")
+    if run_only:
+        return
     write_atomically(page, page_of(CLAIMS, scale, results, page.parent, pictures))
     console.print(f"Written to {page}.")
 

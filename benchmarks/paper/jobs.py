@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from rich.progress import Progress
 
 from soapstone.files import write_atomically
 
-WORKERS = 2
+WORKERS = os.cpu_count() or 2
 Found = dict[str, Any]
 
 
@@ -72,7 +73,7 @@ class Results:
 
 
 def run_all(jobs: Iterable[Job], results: Results, console: Console) -> None:
-    """Run what is not known yet, two jobs at a time, and after them those that must be alone. Ctrl-C keeps what was
+    """Run what is not known yet, a job a core, and after them those that must be alone. Ctrl-C keeps what was
     found."""
     wanted = {(job.kind, job.key): job for job in jobs if job not in results}
     together = [job for job in wanted.values() if not job.alone]

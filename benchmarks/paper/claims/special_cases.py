@@ -15,7 +15,7 @@ MACHINES = ("p100:1x4", "k80:2x4")
 def special_cases(model: str, machine: str) -> Found:
     """Ops whose configuration under each baseline is not in the space, and how many of its configurations split an op
     in several dims at once."""
-    setting = Setting(model, machine)
+    setting = Setting(model, machine, "whole")  # what may be split does not depend on it
     graph, topology = setting.graph, setting.topology
     listed = ss.Space(graph, topology)
     own = {op.name: set(listed.configurations(op.name)) for op in graph.ops}
