@@ -20,13 +20,15 @@ COLOURS = ("#4878cf", "#ee854a", "#6acc64", "#d65f5f", "#956cb4", "#8c613c", "#d
 @contextmanager
 def figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
     """Written to the path with .png and with .svg at its end."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=size, layout="constrained")
     yield drawn
     for suffix in ("png", "svg"):
         content = BytesIO()
-        drawn.savefig(content, format=suffix, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
+        with rc_context({"svg.hashsalt": "soapstone"}):  # the same picture is the same file
+            drawn.savefig(content, format=suffix, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
         write_atomically(path.with_suffix(f".{suffix}"), content.getvalue())
 
 

@@ -90,26 +90,20 @@ def draw(scale: Scale, results: Results, path: Path) -> None:
         panels = drawn.subplots(len(rows), len(MODELS), squeeze=False)
         for row, (kind, batch) in zip(panels, rows):
             for axes, model in zip(row, MODELS):
-                _panel(
-                    plain(axes, f"{MODELS[model]}, {of_that_time(kind)}, {256 if model == 'alexnet' else 64} {batch}"),
-                    scale,
-                    results,
-                    model,
-                    kind,
-                    batch,
-                )
+                _panel(axes, scale, results, model, kind, batch)
             row[0].set_ylabel("samples a second and device")
         drawn.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(NAMES),
                      frameon=False)  # fmt: skip
 
 
 def _panel(axes: Axes, scale: Scale, results: Results, model: str, kind: str, batch: str) -> None:
+    samples = 256 if model == "alexnet" else 64
+    plain(axes, "").set_title(f"{MODELS[model]}, {of_that_time(kind)}, {samples} {batch}", fontsize="small")
     counts = scale.devices[kind]
     for (method, name), colour in zip(NAMES.items(), COLOURS):
         settings = [Setting(model, machine(of_that_time(kind), n), batch) for n in counts]
         rates = [rate(results, setting, method, scale.budget) or float("nan") for setting in settings]
         axes.plot(counts, rates, marker="o", markersize=3, color=colour, label=name)
-    axes.set_title(axes.get_title(), fontsize="small")
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_ylim(bottom=0)
