@@ -37,8 +37,7 @@ class Setting:
 
     @property
     def samples(self) -> int:
-        alone = 256 if self.model == "alexnet" else 64
-        return alone * (self.topology.num_devices if self.batch == "per device" else 1)
+        return batch_of(self.model) * (self.topology.num_devices if self.batch == "per device" else 1)
 
     @property
     def topology(self) -> ss.Topology:
@@ -55,6 +54,11 @@ class Setting:
 @lru_cache(maxsize=2)
 def _graph(model: str, samples: int, batch_norm: str) -> OperatorGraph:
     return load_graph(Request(model, samples, {}, {"batch_norm": batch_norm}))
+
+
+def batch_of(model: str) -> int:
+    """The paper's."""
+    return 256 if model == "alexnet" else 64
 
 
 def machine(kind: str, devices: int) -> str:

@@ -122,8 +122,7 @@ void bind_chain(nb::module_& m) {
           },
           nb::arg("moves"), nb::arg("first"), nb::arg("last"), nb::arg("relative"), nb::arg("ends"),
           "Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any "
-          "device); ends: "
-          "(proposals, seconds, patience in proposals, in seconds).")
+          "device); ends: (proposals, seconds, patience in proposals, in seconds).")
       .def(
           "descend",
           [](Chain& self, const std::vector<MoveTuple>& tuples, const EndsTuple& ends, double share) {
@@ -147,7 +146,7 @@ void bind_chain(nb::module_& m) {
       .def_prop_ro("num_proposals", &Chain::num_proposals)
       .def_prop_ro("num_neighbours", &Chain::num_neighbours)
       .def_prop_ro("makespan", &Chain::makespan)
-      .def_prop_ro("overflow", &Chain::overflow, "Bytes by which the strategy does not fit.")
+      .def_prop_ro("overflow", &Chain::overflow, "How far the strategy is from fitting: 0 where it does.")
       .def_prop_ro("best_makespan", &Chain::best_makespan)
       .def_prop_ro("best_overflow", &Chain::best_overflow)
       .def_prop_ro("best", [](const Chain& self) { return to_pairs(self.best()); })

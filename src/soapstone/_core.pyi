@@ -403,7 +403,7 @@ class Chain:
 
     @property
     def overflow(self) -> int:
-        """Bytes by which the strategy does not fit."""
+        """How far the strategy is from fitting: 0 where it does."""
 
     @property
     def best_makespan(self) -> int: ...

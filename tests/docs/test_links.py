@@ -14,7 +14,7 @@ PLACE = re.compile(r"`((?:tests|cpp|benchmarks|examples|docs)/[\w/.*-]+)`")
 STAND_INS = ("NAME", "FOLDER", "FAMILY")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 MOST_WORDS = 700
-MOST_LINES = 100
+MOST_LINES = 90
 
 
 def name(page: Path) -> str:

@@ -99,7 +99,7 @@ def wanted(scale: Scale) -> list[Job]:
     return [job(model, machine, scale) for model, machine in CASES]
 
 
-def told(scale: Scale, results: Results, model: str, machine: str) -> str:
+def described(scale: Scale, results: Results, model: str, machine: str) -> str:
     row = results.get(job(model, machine, scale))
     if row is None:
         return NOT_RUN
@@ -112,7 +112,7 @@ def told(scale: Scale, results: Results, model: str, machine: str) -> str:
 def ours(scale: Scale, results: Results) -> Ours:
     there, today = (
         "; ".join(
-            f"`{machine}`: {told(scale, results, model, machine)}"
+            f"`{machine}`: {described(scale, results, model, machine)}"
             for model, machine in CASES
             if (machine[0] == "h") == late
         )
@@ -122,7 +122,7 @@ def ours(scale: Scale, results: Results) -> Ours:
 
 
 def more(scale: Scale, results: Results) -> str:
-    rows = [[f"`{machine}`", told(scale, results, model, machine)] for model, machine in CASES]
+    rows = [[f"`{machine}`", described(scale, results, model, machine)] for model, machine in CASES]
     return table(["machine", "against data parallelism, whole batch 64"], rows)
 
 

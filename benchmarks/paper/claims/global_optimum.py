@@ -59,12 +59,12 @@ def wanted(_: Scale) -> list[Job]:
 
 
 def ours(_: Scale, results: Results) -> Ours:
-    told = []
+    proofs = []
     for case in CASES:
         if row := results.get(job(case)):
             proved = "proved" if row["proved"] else "not proved"
-            told.append(f"{case} {proved} in {row['seconds']:.0f} s, found by {row['found']} of {SEEDS} seeds")
-    return Ours("; ".join(told) or NOT_RUN)
+            proofs.append(f"{case} {proved} in {row['seconds']:.0f} s, found by {row['found']} of {SEEDS} seeds")
+    return Ours("; ".join(proofs) or NOT_RUN)
 
 
 def more(_: Scale, results: Results) -> str:

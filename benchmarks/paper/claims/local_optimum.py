@@ -37,7 +37,7 @@ def wanted(scale: Scale) -> list[Job]:
     return [job(kind, model, n) for kind in kinds for model in MODELS for n in counts(scale)]
 
 
-def told(scale: Scale, results: Results, kind: str) -> str:
+def described(scale: Scale, results: Results, kind: str) -> str:
     asked = [job(kind, model, n) for model in MODELS for n in counts(scale)]
     rows = [row for one in asked if (row := results.get(one))]
     if not rows:
@@ -47,7 +47,7 @@ def told(scale: Scale, results: Results, kind: str) -> str:
 
 
 def ours(scale: Scale, results: Results) -> Ours:
-    return Ours(*(told(scale, results, kind) for kind in KINDS.values()))
+    return Ours(*(described(scale, results, kind) for kind in KINDS.values()))
 
 
 def more(scale: Scale, results: Results) -> str:

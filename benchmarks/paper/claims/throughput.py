@@ -10,7 +10,7 @@ from ..claim import Claim, Ours, spread, table, times
 from ..figures import COLOURS, figure, plain
 from ..jobs import Job, Results
 from ..scale import Scale
-from ..settings import MODELS, Setting, machine
+from ..settings import MODELS, Setting, batch_of, machine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,8 +97,8 @@ def draw(scale: Scale, results: Results, path: Path) -> None:
 
 
 def _panel(axes: Axes, scale: Scale, results: Results, model: str, kind: str, batch: str) -> None:
-    samples = 256 if model == "alexnet" else 64
-    plain(axes, "").set_title(f"{MODELS[model]}, {of_that_time(kind)}, {samples} {batch}", fontsize="small")
+    title = f"{MODELS[model]}, {of_that_time(kind)}, {batch_of(model)} {batch}"
+    plain(axes, "").set_title(title, fontsize="small")
     counts = scale.devices[kind]
     for (method, name), colour in zip(NAMES.items(), COLOURS):
         settings = [Setting(model, machine(of_that_time(kind), n), batch) for n in counts]
