@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from soapstone.files import write_atomically
 
-WORKERS = os.cpu_count() or 2
+WORKERS = len(os.sched_getaffinity(0))
 Found = dict[str, Any]
 
 

@@ -4,36 +4,45 @@
 
 namespace soapstone {
 
-std::vector<Need> needs_of(Layouts& layouts, const Graph& graph, int32_t index, int32_t reader,
-                           const Configuration& made, const Configuration& read) {
+std::span<const Need> Needs::of(Layouts& layouts, const Graph& graph, int32_t index, int32_t reader,
+                                const Configuration& made, const Configuration& read) {
   const auto& tensor = graph.tensors[index];
   const auto [consumer, input] = tensor.readers[reader];
   const auto maker = layouts.of(tensor.producer, made.degrees), taker = layouts.of(consumer, read.degrees);
   const auto& overlaps = layouts.between(index, reader, *maker, *taker);
   const auto& share = taker->inputs[input];
   const int64_t rank = num_dims(tensor.factoring);
-  std::vector<Need> needs;
+  num_ = 0;
+  end_.assign(std::max_element(read.devices.begin(), read.devices.end())->value + 1, 0);
   for (const OutputPart part : maker->output_parts()) {
-    const auto first = static_cast<ptrdiff_t>(needs.size());
+    const size_t first = num_;
     const int32_t box = maker->outputs[tensor.output].of_part[part];
     for (int32_t at = overlaps.begin[box]; at < overlaps.begin[box + 1]; ++at) {
-      const Box hull(overlaps.hulls.begin() + at * rank, overlaps.hulls.begin() + (at + 1) * rank);
+      const std::span hull(overlaps.hulls.begin() + at * rank, rank);
       for (int32_t i = share.begin[overlaps.read[at]]; i < share.begin[overlaps.read[at] + 1]; ++i) {
         const Device device = read.devices[share.parts[i]];
-        auto known =
-            std::find_if(needs.begin() + first, needs.end(), [&](auto& need) { return need.device == device; });
-        if (known == needs.end()) {
-          const Part giver = giver_of(made, part, maker->copies, device);
-          needs.push_back({giver, made.devices[giver], device, {}, hull});
-          known = needs.end() - 1;
-        } else if (rank > 0) {
-          extend(known->hull, hull);
+        const bool known = end_[device] > first;
+        if (!known) add(device);
+        Need& need = needs_[end_[device] - 1];
+        if (known) {
+          for (int64_t dim = 0; dim < rank; ++dim) need.hull[dim] = soapstone::hull(need.hull[dim], hull[dim]);
+        } else {
+          need.maker = giver_of(made, part, maker->copies, device);
+          need.source = made.devices[need.maker];
+          need.hull.assign(hull.begin(), hull.end());
         }
-        known->parts.push_back(share.parts[i]);
+        need.parts.push_back(share.parts[i]);
       }
     }
   }
-  return needs;
+  return {needs_.data(), num_};
+}
+
+void Needs::add(Device device) {
+  if (num_ == needs_.size()) needs_.emplace_back();
+  needs_[num_].device = device;
+  needs_[num_].parts.clear();
+  end_[device] = ++num_;
 }
 
 }  // namespace soapstone

@@ -1,6 +1,8 @@
 // What one op takes from another, whoever else reads it.
 #pragma once
 
+#include <span>
+
 #include "geometry/layouts.hpp"
 
 namespace soapstone {
@@ -13,8 +15,18 @@ struct Need {
   Box hull;
 };
 
-// Of a tensor's reader number `reader`: one for each output part and device that reads it.
-std::vector<Need> needs_of(Layouts&, const Graph&, int32_t tensor, int32_t reader, const Configuration& made,
+class Needs {
+ public:
+  // Of a tensor's reader number `reader`: one for each output part and device that reads it. Good until the next call.
+  std::span<const Need> of(Layouts&, const Graph&, int32_t tensor, int32_t reader, const Configuration& made,
                            const Configuration& read);
+
+ private:
+  void add(Device);
+
+  std::vector<Need> needs_;  // those behind the last one in use keep their memory
+  size_t num_ = 0;
+  By<Device, size_t> end_;  // behind a device's last one, 0 where it has none
+};
 
 }  // namespace soapstone

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 
-#include "geometry/needs.hpp"
 
 namespace soapstone {
 
 class Additive::Pile {
  public:
-  explicit Pile(By<Resource, int64_t>& load) : load_(load) {}
+  explicit Pile(Additive& of) : holds(of.holds_), load_(of.load_) { holds.clear(); }
 
   ~Pile() {
     for (const auto& hold : holds) load_[hold.resource] = 0;
@@ -22,7 +21,7 @@ class Additive::Pile {
     return longest + latency_;
   }
 
-  std::vector<Hold> holds;
+  std::vector<Hold>& holds;
 
  private:
   By<Resource, int64_t>& load_;
@@ -47,7 +46,7 @@ int64_t Additive::compute(OpIndex op, const Configuration& configuration) {
     busy[device] += times.forward + (finishes ? times.finish_forward : 0);
     if (backward) busy[device] += times.backward + (finishes ? times.finish_backward : 0);
   }
-  Pile pile(load_);
+  Pile pile(*this);
   for (size_t group = 0; group < layout->groups.size(); ++group) {
     const auto devices = devices_of(configuration, layout->groups[group]);
     pile.latency(machine_.topology.all_reduce(devices, layout->combine_bytes[group], pile.holds));
@@ -58,7 +57,7 @@ int64_t Additive::compute(OpIndex op, const Configuration& configuration) {
 int64_t Additive::sync(OpIndex op, const Configuration& configuration) {
   const auto layout = layouts_.of(op, configuration.degrees);
   By<Device, int64_t> updated(machine_.topology.num_devices());  // elements
-  Pile pile(load_);
+  Pile pile(*this);
   for (size_t input = 0; input < graph_.ops[op].inputs.size(); ++input) {
     const auto& tensor = graph_.tensors[graph_.ops[op].inputs[input].tensor];
     if (tensor.source != Source::parameter || !tensor.grad) continue;
@@ -80,8 +79,8 @@ int64_t Additive::sync(OpIndex op, const Configuration& configuration) {
 
 int64_t Additive::transfer(int32_t index, int32_t reader, const Configuration& made, const Configuration& read) {
   const auto& tensor = graph_.tensors[index];
-  Pile pile(load_);
-  for (const auto& need : needs_of(layouts_, graph_, index, reader, made, read))
+  Pile pile(*this);
+  for (const auto& need : needs_.of(layouts_, graph_, index, reader, made, read))
     if (need.source != need.device)
       pile.latency(
           machine_.topology.transfer(need.source, need.device, volume(need.hull) * tensor.item_size, pile.holds));

@@ -1,6 +1,7 @@
 // What OptCNN (Jia et al., 2018) adds up: every op's own time and every edge's, each as if nothing else went on.
 #pragma once
 
+#include "geometry/needs.hpp"
 #include "tasks/taskgraph.hpp"
 
 namespace soapstone {
@@ -25,7 +26,9 @@ class Additive {
   const Machine machine_;
   const Times& times_;
   Layouts layouts_;
+  Needs needs_;
   By<Resource, int64_t> load_;  // Pile's own, all 0 between piles
+  std::vector<Hold> holds_;     // Pile's own
 };
 
 }  // namespace soapstone

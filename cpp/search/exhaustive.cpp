@@ -59,6 +59,7 @@ void Exhaustive::make_edges() {
   edges_to_.resize(graph_.ops.size());
   edges_from_.resize(graph_.ops.size());
   std::map<std::pair<OpIndex, OpIndex>, int32_t> known;
+  Needs needs;
   for (size_t t = 0; t < graph_.tensors.size(); ++t) {
     const auto& tensor = graph_.tensors[t];
     for (size_t r = 0; tensor.producer != none && r < tensor.readers.size(); ++r) {
@@ -74,7 +75,7 @@ void Exhaustive::make_edges() {
       auto& hops = edges_[at->second].hops;
       for (size_t a = 0; a < hops.size(); ++a)
         for (size_t b = 0; b < hops[a].size(); ++b)
-          for (const auto& need : needs_of(layouts, graph_, static_cast<int32_t>(t), static_cast<int32_t>(r),
+          for (const auto& need : needs.of(layouts, graph_, static_cast<int32_t>(t), static_cast<int32_t>(r),
                                            choices_[maker][a].configuration, choices_[reader][b].configuration)) {
             const int64_t bytes = volume(need.hull) * tensor.item_size;
             const int64_t there = message(need.source, need.device, bytes);

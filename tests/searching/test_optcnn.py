@@ -16,9 +16,11 @@ from torch import nn
 import soapstone as ss
 from soapstone import _core
 from soapstone.searching import optcnn
-from soapstone.searching.additive import FEW, least_sum, least_sum_by
+from soapstone.searching.additive import Additive
 from soapstone.searching.elimination import least, order_of
+from soapstone.searching.least_sums import FEW, TiedSums, least_sum, least_sums
 from soapstone.searching.problem import Problem
+from soapstone.searching.tying import levels
 from tests.support.chains import Launching, graph_of
 
 
@@ -104,7 +106,7 @@ def test_within_a_budget_it_is_the_best_of_some_options() -> None:
 def test_it_is_a_start_of_a_search() -> None:
     graph, topology = graph_of("rnnlm"), ss.Topology.parse("p100:1x4")
     problem = Problem(graph, topology)
-    start = problem.played(least_sum(problem, FEW)).makespan
+    start = problem.played(least_sum(Additive(problem), levels(graph), FEW)).makespan
     assert ss.search(graph, topology, proposals=1, budget=None).makespan * 1e9 <= start
     only = ss.search(graph, topology, proposals=1, budget=None, initial="optcnn")
     assert round(only.makespan * 1e9) <= start
@@ -114,5 +116,43 @@ def test_it_is_a_start_of_a_search() -> None:
 
 def test_as_a_start_it_keeps_to_its_share_of_the_time() -> None:
     problem = Problem(graph_of("nmt"), ss.Topology.parse("p100:4x4"))
-    assert least_sum_by(monotonic(), problem, FEW) is None
-    assert least_sum_by(inf, problem, 2) == least_sum(problem, 2)
+    assert list(least_sums(Additive(problem), levels(problem.graph), monotonic())) == []
+    small = Problem(graph_of("lenet"), ss.Topology.parse("p100:4x4"))
+    tyings = levels(small.graph)
+    few, *_, all_of_them = least_sums(Additive(small), tyings, inf)
+    assert few == least_sum(Additive(small), tyings, FEW)
+    assert all_of_them == least_sum(Additive(small), tyings, None)
+
+
+class _Steps(nn.Module):
+    """Two layers that are alike, but for how often they are used."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.often, self.once = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = self.often(x)
+        done: torch.Tensor = self.once(x)
+        return done
+
+
+@pytest.mark.parametrize("most", [3, 12, None])
+def test_what_tied_layers_come_to_is_the_sum_of_their_ops_and_edges(most: int | None) -> None:
+    graph = ss.capture(ss.Workload(_Steps(512), (torch.zeros(1024, 512),), loss=torch.sum))
+    additive = Additive(Problem(graph, ss.Topology.parse("p100:4x4")))
+    groups = ss.searching.tied_layers(graph)
+    sums = TiedSums(additive, groups, most)
+    order = order_of(sums.sizes, sums.nodes.values())
+    assert order is not None
+    total, choice = least(sums.sizes, sums.tables(lambda _: None), order)
+    strategy = sums.strategy(choice)
+    native = _core.Additive(graph.native, additive.problem.machine, additive.problem.times.native)
+    added = 0
+    for group in groups:
+        (compute,), (sync,) = native.op(group[0], [strategy[group[0]]])
+        added += int(compute) * len(group) + int(sync)
+    for edge in additive.edges:
+        added += int(native.edge(edge.tensor, edge.place, [strategy[edge.maker]], [strategy[edge.reader]])[0])
+    assert total == added

@@ -1,8 +1,8 @@
 """Find fast strategies: by Markov chains, by OptCNN's dynamic programming, by going through all of a small space; and
 in `reinforce`, which alone needs torch, by reinforcement learning."""
 
-from .additive import optcnn
 from .interrupts import interrupts
+from .least_sums import optcnn
 from .mcmc import INITIAL, Improvement, Progress, SearchResult, check_arguments, search
 from .problem import Problem
 from .proof import Proof, ProofProgress, exhaustive

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 from time import monotonic
 
@@ -16,9 +17,10 @@ from ..graph import OperatorGraph, scaled
 from ..simulator import ENGINES, FASTEST, Training, translated_errors, workspace_of
 from ..strategy import Strategy
 from ..topology import Topology
-from .additive import FEW, least_sum_by
+from .additive import Additive
 from .chain import NEVER, Budget, Chain, check_budget
 from .interrupts import Interrupt, interrupts
+from .least_sums import least_sums
 from .methods import METHODS, TEMPERATURES, Start
 from .options import Native
 from .problem import Problem
@@ -197,7 +199,7 @@ def _starts(
         elif start == "one":
             given += problem.on_one_device()
         elif start == "optcnn":
-            given += _by_optcnn(problem, end if len(initial) > 1 else inf)
+            given += _by_optcnn(problem, levels, end if len(initial) > 1 else inf)
         else:
             raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {known}, or a Strategy")
     if not given and not drawn:
@@ -216,13 +218,14 @@ def _end_of_optcnn(begun: float, topology: Topology, budget: float | None) -> fl
     return begun + OPTCNN_SHARE * budget
 
 
-def _by_optcnn(problem: Problem, end: float) -> list[list[Native]]:
-    """OptCNN's strategy of few options, where there is time for it and the graph reduces."""
+def _by_optcnn(problem: Problem, tyings: Sequence[Groups], end: float) -> list[list[Native]]:
+    """The fastest of OptCNN's strategies of a few options and of more, as many as there is time for; of a few options
+    where time is no object. None where the graph does not reduce."""
     try:
-        found = least_sum_by(end, problem, FEW)
+        found = list(islice(least_sums(Additive(problem), tyings, end), 2 if end == inf else None))
     except SoapstoneError:
         return []
-    return [] if found is None else [found]
+    return sorted(found, key=lambda native: problem.played(native).makespan)[:1]
 
 
 def _fixed(native: list[Native]) -> Start:
