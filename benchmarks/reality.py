@@ -14,11 +14,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from torch import nn
 
 import soapstone as ss
@@ -36,7 +38,6 @@ from .steps import Make, _classified, cnn, interleaved, our_step, ratio_of
 
 ROUNDS = {"cuda": 15, "cpu": 6}
 BUDGET = 10.0  # seconds of search
-FOLDER = Path("build/reality")
 
 
 def language_model() -> ss.Workload:
@@ -166,32 +167,41 @@ def on_each_rank(folder: Path) -> None:
                 show(name, {model: rows})
 
 
-def main(sizes: Sequence[int] = (2,), gpu: bool = False, folder: Path = FOLDER) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "benchmarks.reality", str(folder)]
-    for ranks in sizes:
-        if not MODELS.keys() - read(folder / f"{'cuda' if gpu else 'cpu'}-{ranks}.json"):
-            continue
-        if gpu:
-            with shared_gpu(ranks) as environments:
-                statuses = run_ranks(command, environments)
-            if any(statuses):
-                raise SystemExit(f"ranks ended with {statuses}")
-            continue
+def main(
+    ranks: Annotated[
+        list[int] | None, typer.Argument(help="How many ranks, one run for each number; 2 by default.")
+    ] = None,
+    gpu: Annotated[bool, typer.Option(help="NCCL ranks that share one GPU, instead of gloo ranks.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder of what is calibrated and found.")] = Path("build/reality"),
+) -> None:
+    """Predict eight strategies of five models, run them, and hold the times against each other."""
+    if gpu and not torch.cuda.is_available():
+        raise typer.BadParameter("there is no GPU here; leave out --gpu")
+    out.mkdir(parents=True, exist_ok=True)
+    for size in ranks or [2]:
+        name = f"{'cuda' if gpu else 'cpu'}-{size}"
+        if MODELS.keys() - read(out / f"{name}.json"):
+            _launch(size, gpu, out)
+        found = read(out / f"{name}.json")
+        show(name, {model: [Row(**row) for row in rows] for model, rows in found.items()}, out / f"{name}.png")
+
+
+def _launch(ranks: int, gpu: bool, folder: Path) -> None:
+    """Ranks that each run this file."""
+    command = ["-m", "benchmarks.reality", str(folder)]
+    if gpu:
+        with shared_gpu(ranks) as environments:
+            statuses = run_ranks([sys.executable, *command], environments)
+    else:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        subprocess.run([sys.executable, *torchrun, *command[1:]], env=environment, check=True)
-    for ranks in sizes:
-        name = f"{'cuda' if gpu else 'cpu'}-{ranks}"
-        found = read(folder / f"{name}.json")
-        show(name, {model: [Row(**row) for row in rows] for model, rows in found.items()}, folder / f"{name}.png")
+        statuses = [subprocess.run([sys.executable, *torchrun, *command], env=environment, check=False).returncode]
+    if any(statuses):
+        raise SystemExit(f"ranks ended with {statuses}; what was found before is in {folder}")
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
         on_each_rank(Path(sys.argv[1]))
     else:
-        words = sys.argv[1:]
-        where = Path(words.pop(words.index("--out") + 1)) if "--out" in words else FOLDER
-        numbers = [int(word) for word in words if not word.startswith("--")]
-        main(numbers or [2], gpu="--gpu" in words, folder=where)
+        typer.run(main)

@@ -332,3 +332,14 @@ def test_where_the_bound_does_not_decide_the_peak_does(model: str, text: str) ->
     for cluster in (topology, tight):
         result = ss.search(graph, cluster, proposals=40, budget=None)
         assert ss.simulate(graph, cluster, result.strategy).fits
+
+
+def test_where_nodes_are_far_apart_it_begins_on_one_of_them() -> None:
+    graph, topology = graph_of("rnnlm"), ss.Topology.parse("p100_flexflow:2x2")
+    data, model, _ = Problem(graph, topology).on_one_node()
+    assert {device for native in (data, model) for _, devices in native for device in devices} == {0, 1}
+    inside = ss.Topology.parse("p100_flexflow:1x2")
+    assert data == ss.baselines.data_parallel(graph, inside).native
+    assert Problem(graph, inside).on_one_node() == []
+    alone = ss.search(graph, topology, proposals=1, budget=None, initial="node").makespan
+    assert alone <= ss.simulate(graph, inside, ss.baselines.model_parallel(graph, inside)).makespan

@@ -14,9 +14,9 @@ from ..baselines import BASELINES
 from ..simulator import Simulation, Simulator, simulate
 from .choices import WORK, Groups, groups_of, largest, listed_layers, taken_back
 
-# Between the mean errors of predictions with measured costs and calibrated links on 2 ranks, 12% on GPUs and 18% on
-# CPUs (docs/results/reality.md). Most of it is common to all strategies of a model, so that two which lie closer than
-# this cannot be told apart for sure.
+# Between the mean errors of predictions with measured costs and calibrated links, 12 and 13% on 2 and 4 GPU ranks and
+# 18% on 2 CPU ranks (docs/results/reality.md). Most of it is common to all strategies of a model, so that two which lie
+# closer than this cannot be told apart for sure.
 KNOWN_ERROR = 0.16
 
 

@@ -111,12 +111,13 @@ class TiedSums:
     def _own(self, node: int) -> np.ndarray:
         choices, group = self.additive.choices(self.groups[node][0]), self.groups[node]
         sums = len({self.additive.problem.graph.ops[op].parameters for op in group})  # steps of one layer share theirs
-        return (choices.compute * len(group) + choices.sync * sums)[: self.sizes[node]].astype(float)
+        own: np.ndarray = choices.compute * len(group) + choices.sync * sums
+        return own[: self.sizes[node]].astype(float)
 
     def _between(self, edge: Edge) -> np.ndarray:
         made, read = self._node_of[edge.maker], self._node_of[edge.reader]
         firsts = self.groups[made][0], self.groups[read][0]
-        table = self.additive.transfers(edge, *firsts, self.sizes[made], self.sizes[read])
+        table: np.ndarray = self.additive.transfers(edge, *firsts, self.sizes[made], self.sizes[read])
         return np.diagonal(table) if made == read else table if made < read else table.T
 
     def tables(self, progress: Callable[[float], None]) -> dict[Nodes, np.ndarray]:

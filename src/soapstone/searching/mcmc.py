@@ -26,11 +26,11 @@ from .options import Native
 from .problem import Problem
 from .tying import Groups, levels, tied
 
-# What each method begins with; one: everything on one device of each kind.
-INITIAL = {"soapstone": (*BASELINES, "one", "optcnn", "random"), "paper": ("data", "random")}
-# OptCNN's strategy, of few options of each op, is a start where it is found in this share of the time; where proposals
-# are counted, which must not depend on the clock, on so many devices.
-OPTCNN_SHARE, OPTCNN_DEVICES = 0.2, 16
+# What each method begins with; one: everything on one device of each kind; node: the baselines on one node of several.
+INITIAL = {"soapstone": (*BASELINES, "one", "node", "optcnn", "random"), "paper": ("data", "random")}
+# OptCNN looks for a start in at most this share of the time, in as many options as it gets to; where proposals are
+# counted, which must not depend on the clock, in few options on up to so many devices.
+OPTCNN_SHARE, OPTCNN_DEVICES = 0.3, 16
 TICK = 0.1  # seconds between two calls of `progress`
 
 
@@ -198,6 +198,8 @@ def _starts(
             given.append(BASELINES[start](problem.graph, problem.topology).native)
         elif start == "one":
             given += problem.on_one_device()
+        elif start == "node":
+            given += problem.on_one_node()
         elif start == "optcnn":
             given += _by_optcnn(problem, levels, end if len(initial) > 1 else inf)
         else:

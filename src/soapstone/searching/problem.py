@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 from .. import _core
+from ..baselines import BASELINES
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
@@ -75,6 +76,15 @@ class Problem:
         """For each kind of device, the strategy that puts all on the first of it."""
         kinds = self.times.kinds
         return [[([1] * len(op.dims), [kinds.index(kind)]) for op in self.graph.ops] for kind in sorted(set(kinds))]
+
+    def on_one_node(self) -> list[list[Native]]:
+        """The baselines on the devices of the first node, where there are more."""
+        first = [i for i, device in enumerate(self.topology.devices) if device.node == self.topology.devices[0].node]
+        if len(first) == self.topology.num_devices:
+            return []
+        as_many = Topology.parse(f"cpu:1x{len(first)}")  # baselines ask no more of a topology
+        found = [baseline(self.graph, as_many).native for baseline in BASELINES.values()]
+        return [[(degrees, [first[i] for i in devices]) for degrees, devices in native] for native in found]
 
     def played(self, strategy: Sequence[Native]) -> _core.Simulator:
         """A strategy, simulated."""
