@@ -31,9 +31,12 @@ ModelName = Annotated[
 ]
 Batch = Annotated[int | None, typer.Option(min=1, help="The whole batch, for a model of the zoo.")]
 BatchPerDevice = Annotated[int | None, typer.Option(min=1, help="The batch for each device, instead of the whole one.")]
-Dtype = Annotated[str, typer.Option(help="The model's floating-point type: float32, bfloat16, float16 or float64.")]
+Dtype = Annotated[
+    str,
+    typer.Option(help="The type of parameters, and so of all that follows: float32, bfloat16, float16 or float64."),
+]
 Amp = Annotated[
-    str, typer.Option(help="Mixed precision: bfloat16 casts as torch.autocast does on the topology's devices.")
+    str, typer.Option(help="Mixed precision: bfloat16 casts as torch.autocast does; parameters stay as they are.")
 ]
 Sizes = Annotated[
     list[str] | None, typer.Option("--size", metavar="NAME=N", help="A size of a zoo model, such as layers=4.")

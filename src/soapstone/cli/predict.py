@@ -19,6 +19,7 @@ from .common import AsJson, Listing, duration, milliseconds, print_all, print_js
 from .reporting import ReportFile, check_report, write_report
 
 LAYERS = 4  # that are named
+HALVES = {"bfloat16", "float16"}
 
 
 def topologies(as_json: AsJson = False) -> None:
@@ -151,6 +152,8 @@ def _filled(sim: Simulation) -> list[str]:
     lines = [f"{name} is the fullest, with {scaled(full.peak, 'B')}: {kinds}."]
     if most:
         lines.append(f"Most of it by layer, without parameters and states: {most}.")
+    for kind in HALVES & {parameter.dtype for parameter in sim.graph.parameters}:
+        lines.append(f"Parameters, gradients and optimizer state are {kind}, too; with --amp {kind} they are float32.")
     over = [(int(p) - d.memory, d) for p, d in zip(sim.memory.peak, sim.topology.devices) if p > d.memory]
     if over:
         worst, device = max(over, key=lambda pair: pair[0])

@@ -62,6 +62,16 @@ ENTRIES = {
         {"vocab": 32_000, "length": 2048, "width": 2048, "heads": 32, "key_heads": 4, "inner": 5632, "layers": 22},
         ("length",), 1100.0,
     ),
+    "llama-8b": Entry(
+        "Llama 3.1 8B", "transformer.Llama", "words", "words", 8,
+        {"vocab": 128_256, "length": 8192, "width": 4096, "heads": 32, "key_heads": 8, "inner": 14_336, "layers": 32},
+        ("length",), 8030.3,
+    ),
+    "llama-70b": Entry(
+        "Llama 3.1 70B", "transformer.Llama", "words", "words", 8,
+        {"vocab": 128_256, "length": 8192, "width": 8192, "heads": 64, "key_heads": 8, "inner": 28_672, "layers": 80},
+        ("length",), 70_553.7,
+    ),
     "vit": Entry(
         "ViT-B/16", "transformer.ViT", "images", "class", 64,
         {**_IMAGE, "patch": 16, "width": 768, "heads": 12, "layers": 12}, (), 86.6,
