@@ -10,6 +10,7 @@ whatever the order; the peak follows the timeline.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,17 +89,23 @@ class Ledger:
         self.device, self.content, self.op, self.since, self.until, self.bytes = columns
         self.count = count
 
+    @cached_property
+    def _curve(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Device, time and the bytes that lie there from then on, for all that comes or goes; at one time, what goes
+        goes first. Everything goes in the end, so that each device begins with nothing."""
+        devices, times = np.tile(self.device.astype(np.int64), 2), np.concatenate([self.since, self.until])
+        sizes = np.concatenate([self.bytes, -self.bytes])
+        order = np.lexsort((sizes, times, devices))
+        return devices[order], times[order], sizes[order].cumsum()
+
     def peak_at(self, device: int) -> tuple[int, int]:
         """The most that lies there at a time, and when."""
-        own = self.device == device
-        times = np.concatenate([self.since[own], self.until[own]])
-        sizes = np.concatenate([self.bytes[own], -self.bytes[own]])
-        order = np.lexsort((sizes, times))  # at one time, what goes goes first
-        sums = sizes[order].cumsum()
-        if not len(sums):
+        devices, times, held = self._curve
+        begin, end = np.searchsorted(devices, (device, device + 1))
+        if begin == end:
             return 0, 0
-        top = int(sums.argmax())
-        return int(sums[top]), int(times[order[top]])
+        top = int(begin + held[begin:end].argmax())
+        return int(held[top]), int(times[top])
 
     @property
     def peak(self) -> np.ndarray:

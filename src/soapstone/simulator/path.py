@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from .. import _core
@@ -11,42 +13,69 @@ if TYPE_CHECKING:
 def critical_path(native: _core.TaskGraph, timeline: _core.Timeline) -> list[int]:
     """Walk back from the last task: to what it waited for, to what held the resource that it wanted, or to what its
     host had to launch before it."""
-    rows, resources = native.hold_rows.tolist(), native.hold_resources.tolist()
-    starts, durations = timeline.hold_start.tolist(), native.hold_durations.tolist()
-    ready, end = timeline.ready.tolist(), timeline.end.tolist()
-    freed: dict[Any, int] = {(r, s + d): row for row, r, s, d in zip(rows, resources, starts, durations)}
-    launched_before = _launched_before(native, timeline)
-    last: dict[int, int] = {}  # row -> the hold that ends last
-    for hold, row in enumerate(rows):
-        if row not in last or starts[hold] + durations[hold] > starts[last[row]] + durations[last[row]]:
-            last[row] = hold
-    task: int = max(range(len(end)), key=lambda i: (end[i], -i))
+    ready, end = timeline.ready, timeline.end
+    holds = _Holds(native, timeline)
+    task = int(end.argmax())
     path = [task]
     while True:
-        hold = last.get(task, -1)
-        if hold >= 0 and starts[hold] > ready[task]:
-            before = freed.get((resources[hold], starts[hold]), launched_before.get(task))
+        hold = holds.last_of(task)
+        if hold is not None and holds.starts[hold] > ready[task]:
+            before = holds.freed_for(hold)
             if before is None:
-                return path[::-1]
-            task = before
+                before = holds.launched_before(task)
         else:
-            ended = [i for i in native.task(task).after if end[i] == ready[task]]
-            if not ended:
-                return path[::-1]
-            task = ended[0]
+            before = next((i for i in native.task(task).after if end[i] == ready[task]), None)
+        if before is None:
+            return path[::-1]
+        task = before
         path.append(task)
 
 
-def _launched_before(native: _core.TaskGraph, timeline: _core.Timeline) -> dict[int, int]:
-    """By row, what the same host launched just before."""
-    hosts: dict[int, list[int]] = {}
-    for row, resource, launch in zip(native.hold_rows, native.hold_resources, native.hold_launches):
-        if launch:
-            hosts.setdefault(int(row), []).append(int(resource))
-    found, latest = dict[int, int](), dict[int, int]()
-    for row in timeline.order.tolist():
-        for host in hosts.get(row, ()):
-            if host in latest:
-                found[row] = latest[host]
-            latest[host] = row
-    return found
+class _Holds:
+    """Who holds what and when, for questions about few of very many holds."""
+
+    def __init__(self, native: _core.TaskGraph, timeline: _core.Timeline) -> None:
+        self.rows = native.hold_rows.astype(np.int64)  # as those who look them up
+        self.resources, self.starts = native.hold_resources, timeline.hold_start
+        self.ends = self.starts + native.hold_durations
+        self._ends = _Sorted(self.resources, self.ends)
+        self._launching = np.flatnonzero(native.hold_launches)
+        self._places = np.empty(len(timeline.order), np.int64)  # of rows in the order of service
+        self._places[timeline.order] = np.arange(len(timeline.order))
+        self._launching_rows = self.rows[self._launching]
+        self._launches = _Sorted(self.resources[self._launching], self._places[self._launching_rows])
+
+    def last_of(self, task: int) -> int | None:
+        """The hold of a task that ends last."""
+        begin, end = np.searchsorted(self.rows, (task, task + 1))
+        return None if begin == end else int(begin + self.ends[begin:end].argmax())
+
+    def freed_for(self, hold: int) -> int | None:
+        """The task that freed a resource when this one took it."""
+        at = self._ends.last_up_to(self.resources[hold], self.starts[hold])
+        return None if at is None or self.ends[at] != self.starts[hold] else int(self.rows[at])
+
+    def launched_before(self, task: int) -> int | None:
+        """What a host of a task launched just before it."""
+        found = None
+        begin, end = np.searchsorted(self._launching_rows, (task, task + 1))
+        for hold in self._launching[begin:end]:
+            at = self._launches.last_up_to(self.resources[hold], self._places[task] - 1)
+            found = found if at is None else int(self._launching_rows[at])
+        return found
+
+
+class _Sorted:
+    """Times of resources, sorted, to look one up."""
+
+    def __init__(self, resources: np.ndarray, times: np.ndarray) -> None:
+        self._width = int(times.max(initial=0)) + 1
+        keys = resources.astype(np.int64) * self._width + times
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
+
+    def last_up_to(self, resource: int, time: int) -> int | None:
+        """The last of a resource's times that is not later; of equal ones the last."""
+        first = int(resource) * self._width
+        at = int(np.searchsorted(self._keys, first + int(time), "right")) - 1
+        return int(self._order[at]) if at >= 0 and self._keys[at] >= first else None

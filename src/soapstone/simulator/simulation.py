@@ -82,8 +82,7 @@ class Simulation:
     @cached_property
     def busy(self) -> dict[str, float]:
         """The share of the iteration in which each device and link serves."""
-        total = np.zeros(len(self._resource_names))
-        np.add.at(total, self.native.hold_resources, self.native.hold_durations)
+        total = np.bincount(self.native.hold_resources, self.native.hold_durations, len(self._resource_names))
         return dict(zip(self._resource_names, (total / max(self.makespan_ns, 1)).tolist()))
 
     @cached_property
