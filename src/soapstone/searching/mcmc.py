@@ -30,7 +30,7 @@ from .tying import Groups, levels, tied
 INITIAL = {"soapstone": (*BASELINES, "one", "node", "optcnn", "random"), "paper": ("data", "random")}
 # OptCNN looks for a start in at most this share of the time, in as many options as it gets to; where proposals are
 # counted, which must not depend on the clock, in few options on up to so many devices.
-OPTCNN_SHARE, OPTCNN_DEVICES = 0.3, 16
+OPTCNN_SHARE, OPTCNN_DEVICES = 0.5, 16
 TICK = 0.1  # seconds between two calls of `progress`
 
 
