@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -343,3 +344,18 @@ def test_where_nodes_are_far_apart_it_begins_on_one_of_them() -> None:
     assert Problem(graph, inside).on_one_node() == []
     alone = ss.search(graph, topology, proposals=1, budget=None, initial="node").makespan
     assert alone <= ss.simulate(graph, inside, ss.baselines.model_parallel(graph, inside)).makespan
+
+
+def test_ctrl_c_while_it_looks_for_a_start_keeps_the_best_one() -> None:
+    graph, topology = graph_of("nmt"), ss.Topology.parse("k80:16x4")
+    phases: list[str] = []
+
+    def press(now: Progress) -> None:
+        phases.append(now.phase)
+        if now.phase == "looking for a start":
+            signal.raise_signal(signal.SIGINT)
+
+    found = ss.search(graph, topology, budget=200, progress=press)
+    assert found.interrupted
+    assert phases.count("looking for a start") == 1
+    assert found.makespan <= ss.simulate(graph, topology, ss.baselines.expert(graph, topology)).makespan

@@ -46,11 +46,13 @@ def optcnn(
     if budget is None:
         return additive.problem.strategy(least_sum(additive, finest_first, None, progress))
 
-    def tick() -> None:
-        progress(min((monotonic() - begun) / budget, 1.0))
+    def is_over() -> bool:
+        gone = (monotonic() - begun) / budget
+        progress(min(gone, 1.0))
+        return gone >= 1
 
     found = least_sum(additive, finest_first, FEW)
-    for better in least_sums(additive, finest_first, begun + budget, tick):
+    for better in least_sums(additive, finest_first, is_over):
         found = better
     progress(1.0)
     return additive.problem.strategy(found)
@@ -61,14 +63,13 @@ class _OverError(Exception):
 
 
 def least_sums(
-    additive: Additive, tyings: Sequence[Groups], end: float, tick: Callable[[], None] = lambda: None
+    additive: Additive, tyings: Sequence[Groups], is_over: Callable[[], bool] = lambda: False
 ) -> Iterator[list[Native]]:
-    """The least sums of a few options, of twice as many, and so on to all of them, as many as are found by `end` on the
-    clock of `monotonic`; `tick` is called now and again."""
+    """The least sums of a few options, of twice as many, and so on to all of them, until the time is over, which is
+    asked now and again."""
 
     def look_at_the_clock(_: float) -> None:
-        tick()
-        if monotonic() >= end:
+        if is_over():
             raise _OverError
 
     all_of_them = max(len(additive.choices(op).options) for op in range(len(additive.problem.graph.ops)))

@@ -111,15 +111,8 @@ def search(
         progress=lambda share: report(Progress("asking for costs", share)),
     )
     groups = levels(graph)
-    begun = monotonic()
-    end = _end_of_optcnn(begun, topology, budget if proposals is None else None)
-    starts = _starts(problem, INITIAL[method] if initial is None else initial, groups, end)
-    if budget is not None:
-        budget = max(budget - (monotonic() - begun), budget / 2)
-    walkers = [
-        Chain(problem.chain(f"{seed} {i}", engine), problem.options, each, seed=f"{seed} {i}", place=i)
-        for i, each in enumerate(_budgets(budget, proposals, chains))
-    ]
+    walkers: list[Chain] = []
+    starts: list[Start] = []
 
     def run(chain: Chain) -> None:
         first = chain.place % len(starts)
@@ -132,6 +125,15 @@ def search(
             chain.native.stop()
 
     with interrupts(stop) as interrupt:
+        looking = _Looking(topology, budget if proposals is None else None, report, interrupt)
+        starts += _starts(problem, INITIAL[method] if initial is None else initial, groups, looking)
+        if budget is not None:
+            budget = max(budget - looking.seconds, budget / 2)
+        for i, each in enumerate(_budgets(budget, proposals, chains)):
+            chain = problem.chain(f"{seed} {i}", engine)
+            walkers.append(Chain(chain, problem.options, each, seed=f"{seed} {i}", place=i))
+        if interrupt.happened:
+            stop()
         _run_all(run, walkers, report, stop)
         return _result(problem, walkers, interrupt)
 
@@ -177,10 +179,10 @@ def _budgets(seconds: float | None, proposals: int | None, chains: int) -> list[
 
 
 def _starts(
-    problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups], end: float
+    problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups], looking: _Looking
 ) -> list[Start]:
     """The initial strategies, the fastest first; random ones come last and are drawn when it is their turn. OptCNN's is
-    among them if it is found by the end."""
+    among them if it is found in time."""
     given: list[list[Native]] = []
     drawn: list[Start] = []
     if isinstance(initial, str | Strategy):
@@ -201,7 +203,7 @@ def _starts(
         elif start == "node":
             given += problem.on_one_node()
         elif start == "optcnn":
-            given += _by_optcnn(problem, levels, end if len(initial) > 1 else inf)
+            given += _by_optcnn(problem, levels, looking, alone=len(initial) == 1)
         else:
             raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {known}, or a Strategy")
     if not given and not drawn:
@@ -213,18 +215,45 @@ def _starts(
     return [*map(_fixed, given), *drawn]
 
 
-def _end_of_optcnn(begun: float, topology: Topology, budget: float | None) -> float:
-    """Until when OptCNN may look for a start."""
-    if budget is None:
-        return inf if topology.num_devices <= OPTCNN_DEVICES else begun
-    return begun + OPTCNN_SHARE * budget
+class _Looking:
+    """How long OptCNN may look for a start: a share of the seconds, or for its first few options."""
+
+    def __init__(
+        self, topology: Topology, budget: float | None, report: Callable[[Progress], None], interrupt: Interrupt
+    ) -> None:
+        self._begun = self._told = monotonic()
+        self._few_devices = topology.num_devices <= OPTCNN_DEVICES
+        self._most = None if budget is None else OPTCNN_SHARE * budget
+        self._report, self._interrupt = report, interrupt
+
+    @property
+    def seconds(self) -> float:
+        """That are gone."""
+        return monotonic() - self._begun
+
+    @property
+    def counts_proposals(self) -> bool:
+        """Then no clock may decide."""
+        return self._most is None
+
+    def is_over(self) -> bool:
+        if self._interrupt.happened:
+            return True
+        if self._most is None:
+            return not self._few_devices
+        if monotonic() >= self._told + TICK:
+            self._told = monotonic()
+            self._report(Progress("looking for a start", min(self.seconds / self._most, 1.0)))
+        return self.seconds >= self._most
 
 
-def _by_optcnn(problem: Problem, tyings: Sequence[Groups], end: float) -> list[list[Native]]:
-    """The fastest of OptCNN's strategies of a few options and of more, as many as there is time for; of a few options
-    where time is no object. None where the graph does not reduce."""
+def _by_optcnn(problem: Problem, tyings: Sequence[Groups], looking: _Looking, alone: bool) -> list[list[Native]]:
+    """The fastest of OptCNN's strategies of a few options and of more, as many as there is time for. Where it is the
+    only start, or proposals are counted, of few options. None where the graph does not reduce."""
+    few = alone or looking.counts_proposals
     try:
-        found = list(islice(least_sums(Additive(problem), tyings, end), 2 if end == inf else None))
+        sums = least_sums(Additive(problem), tyings, (lambda: False) if alone else looking.is_over)
+        found = list(islice(sums, 2 if few else None))
     except SoapstoneError:
         return []
     return sorted(found, key=lambda native: problem.played(native).makespan)[:1]
