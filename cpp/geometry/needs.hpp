@@ -15,6 +15,7 @@ struct Need {
   Box hull;
 };
 
+// Finds them, and keeps its memory for the next time.
 class Needs {
  public:
   // Of a tensor's reader number `reader`: one for each output part and device that reads it. Good until the next call.
@@ -24,9 +25,9 @@ class Needs {
  private:
   void add(Device);
 
-  std::vector<Need> needs_;  // those behind the last one in use keep their memory
+  std::vector<Need> needs_;  // the first `num_` are in use
   size_t num_ = 0;
-  By<Device, size_t> end_;  // behind a device's last one, 0 where it has none
+  By<Device, size_t> after_last_;  // 1 + the place of a device's last need, 0 where it has none
 };
 
 }  // namespace soapstone

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-
 namespace soapstone {
 
 class Additive::Pile {

@@ -359,7 +359,8 @@ def test_simulate_says_what_fills_the_memory_and_what_does_not_fit(
     assert "optimizer state" in said
     assert "does not fit" not in said
     assert run(monkeypatch, *words, "--dtype", "bfloat16") == 0
-    assert "are bfloat16, too; with --amp bfloat16 they are float32" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "are bfloat16, too; with --amp bfloat16 instead of --dtype they stay float32" in said
     topology = tmp_path / "tiny.yaml"
     devices = [replace(device, memory=10**6) for device in ss.Topology.parse("k80:1x2").devices]
     replace(ss.Topology.parse("k80:1x2"), devices=tuple(devices)).save(topology)

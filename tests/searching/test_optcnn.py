@@ -13,7 +13,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone import _core
-from soapstone.searching import optcnn
+from soapstone.searching import elimination, optcnn
 from soapstone.searching.additive import Additive
 from soapstone.searching.elimination import least, order_of
 from soapstone.searching.least_sums import FEW, TiedSums, least_sum, least_sums
@@ -104,7 +104,7 @@ def test_within_a_budget_it_is_the_best_of_some_options() -> None:
 def test_it_is_a_start_of_a_search() -> None:
     graph, topology = graph_of("rnnlm"), ss.Topology.parse("p100:1x4")
     problem = Problem(graph, topology)
-    start = problem.played(least_sum(Additive(problem), levels(graph), FEW)).makespan
+    start = problem.played(least_sum(Additive(problem), levels(graph), FEW)[1]).makespan
     assert ss.search(graph, topology, proposals=1, budget=None).makespan * 1e9 <= start
     only = ss.search(graph, topology, proposals=1, budget=None, initial="optcnn")
     assert round(only.makespan * 1e9) <= start
@@ -120,6 +120,21 @@ def test_as_a_start_it_keeps_to_its_share_of_the_time() -> None:
     few, *_, all_of_them = least_sums(Additive(small), tyings)
     assert few == least_sum(Additive(small), tyings, FEW)
     assert all_of_them == least_sum(Additive(small), tyings, None)
+    found: list[object] = []
+    for each in least_sums(Additive(small), tyings, lambda: len(found) > 0):
+        found.append(each)
+    assert found == [few]
+
+
+def test_what_reduces_with_few_options_only_keeps_what_they_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, topology = graph_of("lenet"), ss.Topology.parse("p100:4x4")
+    tyings, additive = levels(graph), Additive(Problem(graph, topology))
+    monkeypatch.setattr(elimination, "LARGEST", FEW**2)
+    assert list(least_sums(additive, tyings)) == [least_sum(additive, tyings, FEW)]
+    assert len(optcnn(graph, topology, budget=1000)) == len(graph.ops)
+    monkeypatch.setattr(elimination, "LARGEST", 1)
+    with pytest.raises(ss.SoapstoneError, match="does not reduce"):
+        list(least_sums(additive, tyings))
 
 
 class _Steps(nn.Module):

@@ -49,9 +49,8 @@ CLAIM = Claim(
     "accuracy",
     "Predictions are within 30% of real runs, and strategies are in the right order",
     "30% at most, the order always right",
-    "Small steps are mispredicted most. Four ranks share one GPU's memory, and the links between them were "
-    "calibrated one pair at a time. Where two strategies are predicted within a few percent of each other, "
-    "their order may be wrong.",
+    "Small steps are mispredicted most, and steps that move gigabytes between ranks of one GPU. Where two "
+    "strategies are predicted within a few percent of each other, their order may be wrong.",
     lambda _: [],
     ours,
     draw,

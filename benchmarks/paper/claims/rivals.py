@@ -52,9 +52,10 @@ def ours(_: Scale, results: Results) -> Ours:
     if not least:
         return Ours(NOT_RUN)
     lost = sum(ratio < ENOUGH for ratio in least)
-    whole = sum(len(found_by_seeds(results, setting)) == len(SEEDS) for setting in SETTINGS)
+    seeds = [len(found_by_seeds(results, setting)) for setting in SETTINGS if ratios(results, setting)]
+    fewer = f" ({seeds.count(len(SEEDS))} of them; the others of fewer)" if min(seeds) < len(SEEDS) else ""
     return Ours(
-        f"{len(least)} settings, {whole} of them with the median of {len(SEEDS)} seeds, the others with fewer. The "
+        f"{len(least)} settings, the median of {len(SEEDS)} seeds{fewer}. The "
         f"best rival's iteration is at least {min(least):.3f} times as long as ours; {lost} settings below {ENOUGH}"
     )
 

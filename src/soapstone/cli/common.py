@@ -33,7 +33,7 @@ Batch = Annotated[int | None, typer.Option(min=1, help="The whole batch, for a m
 BatchPerDevice = Annotated[int | None, typer.Option(min=1, help="The batch for each device, instead of the whole one.")]
 Dtype = Annotated[
     str,
-    typer.Option(help="The type of parameters, and so of all that follows: float32, bfloat16, float16 or float64."),
+    typer.Option(help="Of parameters, activations and optimizer state: float32, bfloat16, float16 or float64."),
 ]
 Amp = Annotated[
     str, typer.Option(help="Mixed precision: bfloat16 casts as torch.autocast does; parameters stay as they are.")

@@ -152,8 +152,12 @@ def _filled(sim: Simulation) -> list[str]:
     lines = [f"{name} is the fullest, with {scaled(full.peak, 'B')}: {kinds}."]
     if most:
         lines.append(f"Most of it by layer, without parameters and states: {most}.")
-    for kind in HALVES & {parameter.dtype for parameter in sim.graph.parameters}:
-        lines.append(f"Parameters, gradients and optimizer state are {kind}, too; with --amp {kind} they are float32.")
+    types = {parameter.dtype for parameter in sim.graph.parameters}
+    if types and types <= HALVES:
+        lines.append(
+            f"Parameters, gradients and optimizer state are {max(types)}, too; with --amp bfloat16 instead of --dtype "
+            "they stay float32."
+        )
     over = [(int(p) - d.memory, d) for p, d in zip(sim.memory.peak, sim.topology.devices) if p > d.memory]
     if over:
         worst, device = max(over, key=lambda pair: pair[0])

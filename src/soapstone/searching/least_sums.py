@@ -2,8 +2,9 @@
 
 Nothing overlaps in that sum, so where an op runs does not matter, only how it is split: an op's options are degrees of
 its output's dims over the first devices. The nodes of the elimination are ops, or, where their graph does not reduce,
-tied layers. On many devices the options of two ops make very many pairs: so within a budget it begins with a few of
-each op and goes on with twice as many, until all are there or the time is over.
+tied layers; a search, which is short of time, ties first. On many devices the options of two ops make very many pairs:
+so within a budget it begins with a few of each op and goes on with twice as many, until all are there or the time is
+over.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ def optcnn(
     additive = Additive(Problem(graph, topology, training=training))
     finest_first = levels(graph)[::-1]
     if budget is None:
-        return additive.problem.strategy(least_sum(additive, finest_first, None, progress))
+        return additive.problem.strategy(least_sum(additive, finest_first, None, progress)[1])
+    found: list[tuple[float, list[Native]]] = []
 
     def is_over() -> bool:
         gone = (monotonic() - begun) / budget
         progress(min(gone, 1.0))
-        return gone >= 1
+        return gone >= 1 and len(found) > 0
 
-    found = least_sum(additive, finest_first, FEW)
-    for better in least_sums(additive, finest_first, is_over):
-        found = better
+    for each in least_sums(additive, finest_first, is_over):
+        found.append(each)
     progress(1.0)
-    return additive.problem.strategy(found)
+    return additive.problem.strategy(min(found, key=lambda each: each[0])[1])
 
 
 class _OverError(Exception):
@@ -64,36 +65,43 @@ class _OverError(Exception):
 
 def least_sums(
     additive: Additive, tyings: Sequence[Groups], is_over: Callable[[], bool] = lambda: False
-) -> Iterator[list[Native]]:
+) -> Iterator[tuple[float, list[Native]]]:
     """The least sums of a few options, of twice as many, and so on to all of them, until the time is over, which is
-    asked now and again."""
+    asked now and again, or so many do not reduce. Raises SoapstoneError where not even a few do."""
 
     def look_at_the_clock(_: float) -> None:
         if is_over():
             raise _OverError
 
+    if is_over():
+        return
     all_of_them = max(len(additive.choices(op).options) for op in range(len(additive.problem.graph.ops)))
     most = FEW
-    try:
-        yield least_sum(additive, tyings, most, look_at_the_clock)
-        while most < all_of_them:
-            most *= 2
+    while True:
+        try:
             yield least_sum(additive, tyings, most, look_at_the_clock)
-    except _OverError:
-        return
+        except _OverError:
+            return
+        except SoapstoneError:
+            if most == FEW:
+                raise
+            return
+        if most >= all_of_them:
+            return
+        most *= 2
 
 
 def least_sum(
     additive: Additive, tyings: Sequence[Groups], most: int | None, progress: Callable[[float], None] = lambda _: None
-) -> list[Native]:
-    """The strategy with the least sum, where each op has at most so many options and ops are tied in the first way that
+) -> tuple[float, list[Native]]:
+    """The least sum and its strategy, where each op has at most so many options and ops are tied in the first way that
     reduces."""
     for groups in tyings:
         sums = TiedSums(additive, groups, most)
         order = order_of(sums.sizes, sums.nodes.values())
         if order is not None:
-            _, choice = least(sums.sizes, sums.tables(progress), order)
-            return sums.strategy(choice)
+            total, choice = least(sums.sizes, sums.tables(progress), order)
+            return total, sums.strategy(choice)
     raise SoapstoneError("this graph does not reduce by node and edge elimination, by ops or by layers; use search")
 
 

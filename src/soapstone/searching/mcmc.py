@@ -30,7 +30,7 @@ from .tying import Groups, levels, tied
 INITIAL = {"soapstone": (*BASELINES, "one", "node", "optcnn", "random"), "paper": ("data", "random")}
 # OptCNN looks for a start in at most this share of the time, in as many options as it gets to; where proposals are
 # counted, which must not depend on the clock, in few options on up to so many devices.
-OPTCNN_SHARE, OPTCNN_DEVICES = 0.5, 16
+OPTCNN_SHARE, OPTCNN_DEVICES, FEW_ROUNDS = 0.5, 16, 2
 TICK = 0.1  # seconds between two calls of `progress`
 
 
@@ -125,10 +125,10 @@ def search(
             chain.native.stop()
 
     with interrupts(stop) as interrupt:
-        looking = _Looking(topology, budget if proposals is None else None, report, interrupt)
-        starts += _starts(problem, INITIAL[method] if initial is None else initial, groups, looking)
+        deadline = _StartDeadline(topology, budget if proposals is None else None, report, interrupt)
+        starts += _starts(problem, INITIAL[method] if initial is None else initial, groups, deadline)
         if budget is not None:
-            budget = max(budget - looking.seconds, budget / 2)
+            budget = max(budget - deadline.seconds, budget / 2)
         for i, each in enumerate(_budgets(budget, proposals, chains)):
             chain = problem.chain(f"{seed} {i}", engine)
             walkers.append(Chain(chain, problem.options, each, seed=f"{seed} {i}", place=i))
@@ -179,7 +179,7 @@ def _budgets(seconds: float | None, proposals: int | None, chains: int) -> list[
 
 
 def _starts(
-    problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups], looking: _Looking
+    problem: Problem, initial: str | Strategy | Sequence[str | Strategy], levels: list[Groups], deadline: _StartDeadline
 ) -> list[Start]:
     """The initial strategies, the fastest first; random ones come last and are drawn when it is their turn. OptCNN's is
     among them if it is found in time."""
@@ -203,9 +203,11 @@ def _starts(
         elif start == "node":
             given += problem.on_one_node()
         elif start == "optcnn":
-            given += _by_optcnn(problem, levels, looking, alone=len(initial) == 1)
+            given += _by_optcnn(problem, levels, deadline, alone=len(initial) == 1)
         else:
             raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {known}, or a Strategy")
+    if not given and not drawn and deadline.is_interrupted():
+        raise KeyboardInterrupt
     if not given and not drawn:
         raise SoapstoneError(f"a search needs an initial strategy; use {known}, or a Strategy")
     given.sort(key=lambda native: problem.played(native).makespan)
@@ -215,13 +217,13 @@ def _starts(
     return [*map(_fixed, given), *drawn]
 
 
-class _Looking:
+class _StartDeadline:
     """How long OptCNN may look for a start: a share of the seconds, or for its first few options."""
 
     def __init__(
         self, topology: Topology, budget: float | None, report: Callable[[Progress], None], interrupt: Interrupt
     ) -> None:
-        self._begun = self._told = monotonic()
+        self._begun = self._reported = monotonic()
         self._few_devices = topology.num_devices <= OPTCNN_DEVICES
         self._most = None if budget is None else OPTCNN_SHARE * budget
         self._report, self._interrupt = report, interrupt
@@ -236,24 +238,27 @@ class _Looking:
         """Then no clock may decide."""
         return self._most is None
 
+    def is_interrupted(self) -> bool:
+        return self._interrupt.happened
+
     def is_over(self) -> bool:
-        if self._interrupt.happened:
+        if self.is_interrupted():
             return True
         if self._most is None:
             return not self._few_devices
-        if monotonic() >= self._told + TICK:
-            self._told = monotonic()
+        if monotonic() >= self._reported + TICK:
+            self._reported = monotonic()
             self._report(Progress("looking for a start", min(self.seconds / self._most, 1.0)))
         return self.seconds >= self._most
 
 
-def _by_optcnn(problem: Problem, tyings: Sequence[Groups], looking: _Looking, alone: bool) -> list[list[Native]]:
+def _by_optcnn(problem: Problem, tyings: Sequence[Groups], deadline: _StartDeadline, alone: bool) -> list[list[Native]]:
     """The fastest of OptCNN's strategies of a few options and of more, as many as there is time for. Where it is the
     only start, or proposals are counted, of few options. None where the graph does not reduce."""
-    few = alone or looking.counts_proposals
+    rounds = FEW_ROUNDS if alone or deadline.counts_proposals else None
     try:
-        sums = least_sums(Additive(problem), tyings, (lambda: False) if alone else looking.is_over)
-        found = list(islice(sums, 2 if few else None))
+        sums = least_sums(Additive(problem), tyings, deadline.is_interrupted if alone else deadline.is_over)
+        found = [native for _, native in islice(sums, rounds)]
     except SoapstoneError:
         return []
     return sorted(found, key=lambda native: problem.played(native).makespan)[:1]

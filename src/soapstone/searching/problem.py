@@ -78,7 +78,7 @@ class Problem:
         return [[([1] * len(op.dims), [kinds.index(kind)]) for op in self.graph.ops] for kind in sorted(set(kinds))]
 
     def on_one_node(self) -> list[list[Native]]:
-        """The baselines on the devices of the first node, where there are more."""
+        """The baselines on the devices of the first node; none where there is only one node."""
         first = [i for i, device in enumerate(self.topology.devices) if device.node == self.topology.devices[0].node]
         if len(first) == self.topology.num_devices:
             return []

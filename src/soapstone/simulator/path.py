@@ -35,10 +35,10 @@ class _Holds:
     """Who holds what and when, for questions about few of very many holds."""
 
     def __init__(self, native: _core.TaskGraph, timeline: _core.Timeline) -> None:
-        self.rows = native.hold_rows.astype(np.int64)  # as those who look them up
+        self.rows = native.hold_rows  # increasing
         self.resources, self.starts = native.hold_resources, timeline.hold_start
         self.ends = self.starts + native.hold_durations
-        self._ends = _Sorted(self.resources, self.ends)
+        self._by_end = _Sorted(self.resources, self.ends)
         self._launching = np.flatnonzero(native.hold_launches)
         self._places = np.empty(len(timeline.order), np.int64)  # of rows in the order of service
         self._places[timeline.order] = np.arange(len(timeline.order))
@@ -52,7 +52,7 @@ class _Holds:
 
     def freed_for(self, hold: int) -> int | None:
         """The task that freed a resource when this one took it."""
-        at = self._ends.last_up_to(self.resources[hold], self.starts[hold])
+        at = self._by_end.last_up_to(self.resources[hold], self.starts[hold])
         return None if at is None or self.ends[at] != self.starts[hold] else int(self.rows[at])
 
     def launched_before(self, task: int) -> int | None:
@@ -66,7 +66,7 @@ class _Holds:
 
 
 class _Sorted:
-    """Times of resources, sorted, to look one up."""
+    """Times, or places in an order, of each resource, sorted to look one up."""
 
     def __init__(self, resources: np.ndarray, times: np.ndarray) -> None:
         self._width = int(times.max(initial=0)) + 1
