@@ -27,6 +27,7 @@ import soapstone as ss
 from soapstone import _core
 from soapstone.loading import Request, load_graph
 from soapstone.simulator import FASTEST, KnownTimes, machine_of
+from soapstone.strategy import Native
 
 MODELS: dict[str, tuple[str, dict[str, str]]] = {
     "Inception-v3, local": ("inception-v3", {"batch_norm": "local"}),
@@ -39,8 +40,7 @@ SAMPLES = {"p100:1x4": 200, "p100:4x4": 100, "p100:16x4": 25}  # by topology: ho
 BREAKS = 25  # and how often the chain stops for them
 PROPOSALS = 5000
 PHASES = ("ops", "flows", "bounds", "links", "play", "undo", "accept")
-Parts = tuple[list[int], list[int]]  # degrees, devices
-Move = tuple[int, Parts, float]  # op, its configuration, a uniform draw
+Move = tuple[int, Native, float]  # op, its configuration, a uniform draw
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Chain:
         self.strategy = ss.baselines.data_parallel(self.graph, topology).native
         self.times = KnownTimes(self.graph, topology, ss.AnalyticCosts())
         self.machine = machine_of(topology, self.times, ss.Training(bucket_bytes=0))
-        for op, (degrees, devices) in enumerate(self.strategy):
+        for op, (degrees, devices, _) in enumerate(self.strategy):
             self.times.fill(op, degrees, devices)
         self.moves = self._moves(ss.Space(self.graph, topology))
 
@@ -85,19 +85,19 @@ class Chain:
         for _ in range(PROPOSALS):
             op = rng.randrange(len(options))
             configuration = rng.choice(options[op])
-            degrees, devices = configuration.degrees_of(self.graph.ops[op]), list(configuration.devices)
-            self.times.fill(op, degrees, devices)
-            moves.append((op, (degrees, devices), 1 - rng.random()))
+            native = configuration.native(self.graph.ops[op])
+            self.times.fill(op, *native[:2])
+            moves.append((op, native, 1 - rng.random()))
         return moves
 
     def simulator(self) -> _core.Simulator:
         return _core.Simulator(self.graph.native, self.machine, self.times.native)
 
-    def tried(self, sim: _core.Simulator, changes: list[tuple[int, Parts]], engine: str) -> None:
+    def tried(self, sim: _core.Simulator, changes: list[tuple[int, Native]], engine: str) -> None:
         sim.propose(changes, None, _core.Method[engine])
         sim.reject()
 
-    def rebuilt(self, strategy: list[Parts]) -> None:
+    def rebuilt(self, strategy: list[Native]) -> None:
         self.simulator().begin(strategy)
 
     def others(self, sim: _core.Simulator, moves: list[Move], row: Row) -> None:

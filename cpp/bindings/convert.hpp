@@ -1,5 +1,5 @@
 // How values cross between Python and the core: columns as arrays, boxes and holds as pairs, configurations as
-// (degrees, devices).
+// (degrees, devices, shard).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -71,20 +71,28 @@ inline std::vector<BoxPairs> to_pairs(const std::vector<soapstone::Box>& boxes) 
 }
 
 using soapstone::Configuration;
-using ConfigurationPair = std::pair<std::vector<int32_t>, soapstone::By<soapstone::Part, soapstone::Device>>;
+using ConfigurationTuple = std::tuple<std::vector<int32_t>, soapstone::By<soapstone::Part, soapstone::Device>, int32_t>;
 
-inline std::vector<Configuration> to_configurations(const std::vector<ConfigurationPair>& pairs) {
+inline Configuration to_configuration(const ConfigurationTuple& tuple) {
+  const auto& [degrees, devices, shard] = tuple;
+  if (shard < 0 || shard > static_cast<int32_t>(soapstone::Shard::all))
+    throw std::invalid_argument("a configuration's third number is 0, 1 or 2: none, optimizer or all is sharded");
+  return {degrees, devices, static_cast<soapstone::Shard>(shard)};
+}
+
+inline std::vector<Configuration> to_configurations(const std::vector<ConfigurationTuple>& tuples) {
   std::vector<Configuration> configurations;
-  for (const auto& [degrees, devices] : pairs) configurations.push_back({degrees, devices});
+  for (const auto& tuple : tuples) configurations.push_back(to_configuration(tuple));
   return configurations;
 }
 
-inline soapstone::Strategy to_strategy(const std::vector<ConfigurationPair>& pairs) {
-  return soapstone::Strategy(to_configurations(pairs));
+inline soapstone::Strategy to_strategy(const std::vector<ConfigurationTuple>& tuples) {
+  return soapstone::Strategy(to_configurations(tuples));
 }
 
-inline std::vector<ConfigurationPair> to_pairs(const std::vector<Configuration>& strategy) {
-  std::vector<ConfigurationPair> pairs;
-  for (const auto& configuration : strategy) pairs.emplace_back(configuration.degrees, configuration.devices);
-  return pairs;
+inline std::vector<ConfigurationTuple> to_tuples(const std::vector<Configuration>& strategy) {
+  std::vector<ConfigurationTuple> tuples;
+  for (const auto& [degrees, devices, shard] : strategy)
+    tuples.emplace_back(degrees, devices, static_cast<int32_t>(shard));
+  return tuples;
 }

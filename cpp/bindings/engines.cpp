@@ -5,12 +5,12 @@
 
 namespace {
 
-using ChangePairs = std::vector<std::pair<soapstone::OpIndex, ConfigurationPair>>;
+using ChangeTuples = std::vector<std::pair<soapstone::OpIndex, ConfigurationTuple>>;
 
-std::optional<int64_t> propose(soapstone::Simulator& self, const ChangePairs& changes, std::optional<int64_t> limit,
+std::optional<int64_t> propose(soapstone::Simulator& self, const ChangeTuples& changes, std::optional<int64_t> limit,
                                soapstone::Method method) {
   soapstone::Changes native;
-  for (const auto& [op, configuration] : changes) native.push_back({op, {configuration.first, configuration.second}});
+  for (const auto& [op, configuration] : changes) native.emplace_back(op, to_configuration(configuration));
   return self.propose(native, limit.value_or(INT64_MAX), method);
 }
 
@@ -46,7 +46,7 @@ void bind_engines(nb::module_& m) {
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def(
           "begin",
-          [](Simulator& self, const std::vector<ConfigurationPair>& strategy) {
+          [](Simulator& self, const std::vector<ConfigurationTuple>& strategy) {
             return self.begin(to_strategy(strategy));
           },
           nb::arg("strategy"), "Play the first strategy and return its makespan.")

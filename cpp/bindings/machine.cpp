@@ -99,15 +99,16 @@ void bind_times(nb::module_& m) {
       .def(
           "__init__",
           [](Machine* self, const soapstone::Topology& topology, By<Device, int32_t> kinds,
-             By<Device, double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes) {
+             By<Device, double> update_ns_per_element, int64_t update_overhead, int64_t bucket_bytes,
+             int32_t groups_ahead) {
             const auto count = static_cast<size_t>(topology.num_devices());
             if (kinds.size() != count || update_ns_per_element.size() != count)
               throw std::invalid_argument("a machine needs a kind and an update time for each device");
-            new (self)
-                Machine{topology, std::move(kinds), std::move(update_ns_per_element), update_overhead, bucket_bytes};
+            new (self) Machine{topology,        std::move(kinds), std::move(update_ns_per_element),
+                               update_overhead, bucket_bytes,     groups_ahead};
           },
           nb::arg("topology"), nb::arg("kinds"), nb::arg("update_ns_per_element"), nb::arg("update_overhead"),
-          nb::arg("bucket_bytes"));
+          nb::arg("bucket_bytes"), nb::arg("groups_ahead"));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 
 using soapstone::Chain;
 using soapstone::OpIndex;
-using MoveTuple = std::tuple<std::vector<OpIndex>, int32_t, std::vector<ConfigurationPair>, bool>;
+using MoveTuple = std::tuple<std::vector<OpIndex>, int32_t, std::vector<ConfigurationTuple>, bool>;
 using EndsTuple = std::tuple<int64_t, double, int64_t, double>;
 
 std::vector<soapstone::Move> to_moves(const std::vector<MoveTuple>& tuples) {
@@ -30,7 +30,7 @@ void bind_additive(nb::module_& m) {
            nb::arg("machine"), nb::arg("times"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
       .def(
           "op",
-          [](Additive& self, OpIndex op, const std::vector<ConfigurationPair>& options) {
+          [](Additive& self, OpIndex op, const std::vector<ConfigurationTuple>& options) {
             std::vector<int64_t> compute, sync;
             for (const auto& configuration : to_configurations(options)) {
               compute.push_back(self.compute(op, configuration));
@@ -41,8 +41,8 @@ void bind_additive(nb::module_& m) {
           nb::arg("op"), nb::arg("options"), "Nanoseconds of an op for each option: (compute, sync).")
       .def(
           "edge",
-          [](Additive& self, int32_t tensor, int32_t reader, const std::vector<ConfigurationPair>& made,
-             const std::vector<ConfigurationPair>& read) {
+          [](Additive& self, int32_t tensor, int32_t reader, const std::vector<ConfigurationTuple>& made,
+             const std::vector<ConfigurationTuple>& read) {
             const auto makers = to_configurations(made), readers = to_configurations(read);
             std::vector<int64_t> times;
             {
@@ -62,7 +62,7 @@ void bind_exhaustive(nb::module_& m) {
       .def(
           "__init__",
           [](Exhaustive* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
-             const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& options) {
+             const soapstone::Times& times, const std::vector<std::vector<ConfigurationTuple>>& options) {
             soapstone::By<OpIndex, std::vector<Configuration>> native;
             for (const auto& own : options) native.push_back(to_configurations(own));
             new (self) Exhaustive(graph, machine, times, native);
@@ -71,8 +71,8 @@ void bind_exhaustive(nb::module_& m) {
           nb::keep_alive<1, 4>())
       .def(
           "run",
-          [](Exhaustive& self, const std::vector<ConfigurationPair>& pairs, int32_t num_threads, double seconds) {
-            const auto first = to_strategy(pairs);
+          [](Exhaustive& self, const std::vector<ConfigurationTuple>& tuples, int32_t num_threads, double seconds) {
+            const auto first = to_strategy(tuples);
             nb::gil_scoped_release released;
             return self.run(first, num_threads, seconds);
           },
@@ -84,7 +84,7 @@ void bind_exhaustive(nb::module_& m) {
       .def_prop_ro("num_nodes", &Exhaustive::num_nodes)
       .def_prop_ro("num_simulated", &Exhaustive::num_simulated)
       .def_prop_ro("share", &Exhaustive::share)
-      .def_prop_ro("best", [](const Exhaustive& self) { return to_pairs(self.best()); });
+      .def_prop_ro("best", [](const Exhaustive& self) { return to_tuples(self.best()); });
 }
 
 void bind_chain(nb::module_& m) {
@@ -92,7 +92,7 @@ void bind_chain(nb::module_& m) {
       .def(
           "__init__",
           [](Chain* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
-             const soapstone::Times& times, const std::vector<std::vector<ConfigurationPair>>& tables,
+             const soapstone::Times& times, const std::vector<std::vector<ConfigurationTuple>>& tables,
              soapstone::By<soapstone::Device, int64_t> memory, int64_t num_states, uint64_t seed,
              int64_t num_temporaries, soapstone::Method engine) {
             std::vector<std::vector<Configuration>> native;
@@ -106,8 +106,8 @@ void bind_chain(nb::module_& m) {
           "Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.")
       .def(
           "go",
-          [](Chain& self, const std::vector<ConfigurationPair>& pairs) {
-            const auto strategy = to_strategy(pairs);
+          [](Chain& self, const std::vector<ConfigurationTuple>& tuples) {
+            const auto strategy = to_strategy(tuples);
             nb::gil_scoped_release released;
             self.go(strategy);
           },
@@ -149,8 +149,8 @@ void bind_chain(nb::module_& m) {
       .def_prop_ro("overflow", &Chain::overflow, "How far the strategy is from fitting: 0 where it does.")
       .def_prop_ro("best_makespan", &Chain::best_makespan)
       .def_prop_ro("best_overflow", &Chain::best_overflow)
-      .def_prop_ro("best", [](const Chain& self) { return to_pairs(self.best()); })
-      .def_prop_ro("strategy", [](const Chain& self) { return to_pairs(self.strategy()); })
+      .def_prop_ro("best", [](const Chain& self) { return to_tuples(self.best()); })
+      .def_prop_ro("strategy", [](const Chain& self) { return to_tuples(self.strategy()); })
       .def_prop_ro("stages", &Chain::stages)
       .def_prop_ro(
           "history",

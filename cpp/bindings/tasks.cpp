@@ -120,7 +120,8 @@ void bind_task_graph(nb::module_& m) {
       .value("combine", Kind::combine)
       .value("transfer", Kind::transfer)
       .value("sync", Kind::sync)
-      .value("update", Kind::update);
+      .value("update", Kind::update)
+      .value("gather", Kind::gather);
   nb::class_<TaskRow>(m, "Task")
       .def_ro("key", &TaskRow::key)
       .def_ro("kind", &TaskRow::kind)
@@ -128,6 +129,7 @@ void bind_task_graph(nb::module_& m) {
       .def_ro("part", &TaskRow::part)
       .def_ro("backward", &TaskRow::backward)
       .def_ro("finish", &TaskRow::finish)
+      .def_ro("is_half", &TaskRow::is_half)
       .def_ro("bytes", &TaskRow::bytes)
       .def_ro("latency", &TaskRow::latency)
       .def_ro("flow", &TaskRow::flow)
@@ -148,7 +150,7 @@ void bind_task_graph(nb::module_& m) {
       .def(
           "__init__",
           [](Listing* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
-             const soapstone::Times& times, const std::vector<ConfigurationPair>& strategy) {
+             const soapstone::Times& times, const std::vector<ConfigurationTuple>& strategy) {
             new (self) Listing(graph, machine, times, to_strategy(strategy));
           },
           nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("strategy"), nb::keep_alive<1, 2>(),

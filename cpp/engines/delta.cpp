@@ -60,6 +60,10 @@ int64_t Delta::first_touch() const {
     const OpIndex op = graph_.graph.tensors[tensor].producer;
     if (!graph_.is_changing(op)) first = std::min(first, touch_.first_arrival(op));
   }
+  graph_.gathers.each_changing(graph_.changes(), [&](const GatherBlock& block) {
+    for (const Gate& gate : block.gates)
+      if (!graph_.is_changing(gate.op)) first = std::min(first, touch_.first_forward(gate.op));
+  });
   return first;
 }
 

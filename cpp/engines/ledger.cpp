@@ -87,10 +87,11 @@ const std::vector<Holding>& Ledger::write(const TaskTimes& times, int64_t num_te
   for (const auto& [begin, count] : graph_.slots())
     for (int32_t i = 0; i < count; ++i) end = std::max(end, times.end[begin + i]);
   write_sums(times, end);
-  for (const Device device : graph_.totals.memory.gradients.indices()) {
+  write_weights(times);
+  for (const Device device : graph_.totals.memory.updated.indices()) {
     if (!graph_.updates.is_there(device)) continue;
     const Slot slot = graph_.updates.slot_of(device);
-    hold(device, times.start[slot], times.end[slot], num_temporaries * graph_.totals.memory.gradients[device],
+    hold(device, times.start[slot], times.end[slot], num_temporaries * graph_.totals.memory.updated[device],
          Content::working, none);
   }
   return holdings_;
@@ -213,36 +214,75 @@ void Ledger::hold_added(int32_t tensor, const Stores& stores) {
 void Ledger::write_sums(const TaskTimes& times, int64_t end) {
   const auto& groups = graph_.syncs.groups();
   for (size_t g = 0; g < groups.size(); ++g) {
+    if (!groups[g].grad) continue;
     const SyncBlock& block = *graph_.syncs[g];
-    for (size_t i = 0; groups[g].grad && i < block.pieces.size(); ++i)
-      for (const Piece& piece : *block.pieces[i]) {
-        const int64_t bytes = piece.elements * graph_.graph.tensors[groups[g].tensors[i]].item_size;
-        for (const Device device : piece.holders) {
-          int64_t since = INT64_MAX;
-          OpIndex first = none;
-          const auto each_backward = [&](auto visit) {
-            for (const auto& [place, part] : piece.parts) {
-              const OpIndex op = groups[g].ops[place];
-              if (graph_.ops[op].configuration.devices[part] == device && spans_[op][part].back_since >= 0)
-                visit(op, spans_[op][part]);
-            }
-          };
-          each_backward([&](OpIndex op, const Span& span) {
-            if (span.back_since >= since) return;
-            since = span.back_since;
-            first = op;
-          });
-          hold(device, since, end, bytes, Content::gradient, first);
-          each_backward([&](OpIndex op, const Span& span) {
-            if (span.back_since > since) hold(device, span.back_since, span.back_until, bytes, Content::working, op);
-          });
+    std::map<std::pair<int32_t, int32_t>, int64_t> summed;  // when the sum of a shared piece has ended
+    for (const Bucket& bucket : block.tasks->buckets) {
+      for (const Device device : bucket.holders)
+        hold(device, times.start[bucket.slot], times.end[bucket.slot], bucket.bytes, Content::bucket, groups[g].ops[0]);
+      for (const auto& piece : bucket.pieces)
+        if (bucket.shard != Shard::none) summed[piece] = times.end[bucket.slot];
+    }
+    for (size_t i = 0; i < block.pieces.size(); ++i)
+      for (size_t p = 0; p < block.pieces[i]->size(); ++p) {
+        const Piece& piece = (*block.pieces[i])[p];
+        const int64_t item_size = graph_.graph.tensors[groups[g].tensors[i]].item_size;
+        const auto at = summed.find({static_cast<int32_t>(i), static_cast<int32_t>(p)});
+        const int64_t until = at == summed.end() ? end : at->second;
+        for (size_t holder = 0; holder < piece.holders.size(); ++holder) {
+          write_gradient(groups[g], piece, piece.holders[holder], piece.elements * item_size, until);
+          hold(piece.holders[holder], until, end, share_of(piece.elements, piece.holders.size(), holder) * item_size,
+               Content::gradient, groups[g].ops[0]);
         }
       }
-    for (const Bucket& bucket : block.tasks->buckets)
-      for (const Device device : bucket.holders)
-        if (bucket.slot != none)
-          hold(device, times.start[bucket.slot], times.end[bucket.slot], bucket.bytes, Content::bucket,
-               groups[g].ops[0]);
+  }
+}
+
+// From the first backward that makes it.
+void Ledger::write_gradient(const SyncGroup& group, const Piece& piece, Device device, int64_t bytes, int64_t until) {
+  int64_t since = INT64_MAX;
+  OpIndex first = none;
+  const auto each_backward = [&](auto visit) {
+    for (const auto& [place, part] : piece.parts) {
+      const OpIndex op = group.ops[place];
+      if (graph_.ops[op].configuration.devices[part] == device && spans_[op][part].back_since >= 0)
+        visit(op, spans_[op][part]);
+    }
+  };
+  each_backward([&](OpIndex op, const Span& span) {
+    if (span.back_since >= since) return;
+    since = span.back_since;
+    first = op;
+  });
+  hold(device, since, until, bytes, Content::gradient, first);
+  each_backward([&](OpIndex op, const Span& span) {
+    if (span.back_since > since) hold(device, span.back_since, span.back_until, bytes, Content::working, op);
+  });
+}
+
+// Of which no holder keeps more than its share.
+void Ledger::write_weights(const TaskTimes& times) {
+  const auto& groups = graph_.syncs.groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!graph_.gathers[g]) continue;
+    const SyncBlock& sums = *graph_.syncs[g];
+    for (const Gather& gather : graph_.gathers[g]->gathers) {
+      const Bucket& bucket = sums.tasks->buckets[gather.bucket];
+      if (bucket.shard != Shard::all) continue;
+      for (const auto& [i, p] : bucket.pieces) {
+        const Piece& piece = (*sums.pieces[i])[p];
+        const int64_t bytes = piece.elements * graph_.graph.tensors[groups[g].tensors[i]].item_size;
+        std::map<Device, int64_t> until;
+        for (const auto& [place, part] : piece.parts) {
+          const OpIndex op = groups[g].ops[place];
+          const Span& span = spans_[op][part];
+          int64_t& last = until[graph_.ops[op].configuration.devices[part]];
+          last = std::max(last, gather.backward ? span.back_until : span.until);
+        }
+        for (const auto& [device, last] : until)
+          hold(device, times.start[gather.slot], last, bytes, Content::weight, groups[g].ops[0]);
+      }
+    }
   }
 }
 

@@ -4,6 +4,8 @@
 // last reader is done, or until the backward of those that save it whole. A part that reads it in pieces has a copy of
 // its own. What an op keeps inside stays until its backward is over. The gradient of such a value begins with the first
 // backward that makes it, and a parameter's lasts until the update; a further one to be added lies beside it meanwhile.
+// Of a parameter that several holders share, the whole gradient goes when it is summed and a share stays; gathered
+// weights lie there until the last that reads them is done.
 #pragma once
 
 #include <map>
@@ -15,7 +17,7 @@
 
 namespace soapstone {
 
-enum class Content : int32_t { activation, gradient, returned, bucket, working };
+enum class Content : int32_t { activation, gradient, returned, bucket, working, weight };
 
 struct Holding {
   Device device;
@@ -64,6 +66,8 @@ class Ledger {
   void read_stores(int32_t tensor, const TaskTimes& times, Stores& stores);
   void hold_added(int32_t tensor, const Stores& stores);
   void write_sums(const TaskTimes& times, int64_t end);
+  void write_gradient(const SyncGroup& group, const Piece& piece, Device device, int64_t bytes, int64_t until);
+  void write_weights(const TaskTimes& times);
 
   const TaskGraph& graph_;
   std::unordered_map<int32_t, Parts> known_;  // by the layout's number

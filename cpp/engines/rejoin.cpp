@@ -57,6 +57,9 @@ void Rejoin::find_settled(const Stretch& stretch, Look& look) const {
   if (!forward)
     for (const int32_t group : graph_.changes().groups)
       for (const OpIndex op : graph_.syncs.groups()[group].ops) see_op(op);
+  graph_.gathers.each_changing(graph_.changes(), [&](const GatherBlock& block) {
+    for (const Gate& gate : block.gates) see_op(gate.op);
+  });
   look.num_fresh = 0;
   for (const auto& run : graph_.changes().fresh)
     for (const Slot slot : run.slots())

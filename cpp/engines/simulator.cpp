@@ -116,7 +116,7 @@ int64_t Simulator::least_overflow() const {
   const auto& totals = graph.totals.memory;
   By<Device, int64_t> least = totals.parameters;
   for (const Device device : least.indices())
-    least[device] += (1 + memory_.num_states + memory_.num_temporaries) * totals.gradients[device];
+    least[device] += (1 + memory_.num_states + memory_.num_temporaries) * totals.updated[device];
   return overflow_of(least);
 }
 
@@ -149,7 +149,7 @@ By<Device, int64_t> Simulator::peak(int64_t num_states, int64_t num_temporaries)
   By<Device, int64_t> peak = ledger_.peak();
   const auto& totals = graph.totals.memory;
   for (const Device device : peak.indices())
-    peak[device] += totals.parameters[device] + num_states * totals.gradients[device];
+    peak[device] += totals.parameters[device] + num_states * totals.updated[device];
   return peak;
 }
 

@@ -32,7 +32,19 @@ int64_t Touch::first_input() {
     }
     if (!all_wait) return 0;
   }
+  graph_.gathers.each_changing(graph_.changes(), [&](const GatherBlock& block) {
+    if (block.starts_at_once) first = 0;
+    for (const Gate& gate : block.gates)
+      if (!block.gathers[gate.gather].backward && !graph_.is_changing(gate.op))
+        first = std::min(first, first_forward(gate.op));
+  });
   return first == INT64_MAX ? 0 : first;
+}
+
+int64_t Touch::first_forward(OpIndex op) const {
+  int64_t first = INT64_MAX;
+  for (const Slot slot : graph_.ops[op].block->forward) first = std::min(first, accepted_.end(slot));
+  return first;
 }
 
 int64_t Touch::first_arrival(OpIndex op) const {
@@ -45,7 +57,8 @@ int64_t Touch::first_arrival(OpIndex op) const {
 }
 
 // Nothing that the change touches in backward was ready, or is, any earlier: it waits for a reader of something whose
-// maker gets other messages, or for the gradient of a parameter that is summed otherwise, or it is an update.
+// maker gets other messages, or for the gradient of a parameter that is summed otherwise, or for what a gather waits
+// for, or it is an update.
 int64_t Touch::first_return() const {
   int64_t first = INT64_MAX;
   const auto see = [&](OpIndex op) {
@@ -58,6 +71,11 @@ int64_t Touch::first_return() const {
       for (const auto& [op, input] : graph_.graph.tensors[output.tensor].readers) see(op);
   for (const int32_t group : graph_.changes().groups)
     for (const OpIndex op : graph_.syncs.groups()[group].ops) see(op);
+  graph_.gathers.each_changing(graph_.changes(), [&](const GatherBlock& block) {
+    if (block.waits_for_loss) first = accepted_.loss_end();
+    for (const Gate& gate : block.gates)
+      if (gate.part != none && block.gathers[gate.gather].backward) see(gate.op);
+  });
   for (const Device device : graph_.machine.topology.devices())
     if (const Slot slot = graph_.updates.slot_of(device); accepted_.has(slot) && graph_.updates.is_changing(device))
       first = std::min(first, accepted_.ready(slot));

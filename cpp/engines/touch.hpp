@@ -18,7 +18,8 @@ class Touch {
   // Once the change is linked. Nothing after a position of the accepted order that the change adds, removes or moves is
   // ready before this, as long as all before the position ends when it did.
   int64_t first_change(Position position);
-  // The earliest end of any of an op's outputs.
+  // The earliest end of any of an op's forwards, and of its outputs.
+  int64_t first_forward(OpIndex op) const;
   int64_t first_arrival(OpIndex op) const;
   // Whether a gradient sum or an update has lost all that it waited for.
   bool waits_for_nothing() const;

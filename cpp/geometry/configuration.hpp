@@ -1,4 +1,5 @@
-// How one op runs: into how many parts each of its dims is cut, and the device of each part.
+// How one op runs: into how many parts each of its dims is cut, the device of each part, and what of its trained
+// parameters each of several holders keeps.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,14 @@ namespace soapstone {
 
 using Degrees = std::vector<int32_t>;
 
+// What the devices that hold the same piece of a parameter keep of it, beside a share: all; all but the optimizer's
+// state; or nothing, and the weights are gathered where they are used.
+enum class Shard : int32_t { none, optimizer, all };
+
 struct Configuration {
   Degrees degrees;
   By<Part, Device> devices;
+  Shard shard = Shard::none;
 
   bool operator==(const Configuration&) const = default;
 };

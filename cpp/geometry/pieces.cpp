@@ -71,6 +71,12 @@ void join(std::vector<Box>& boxes) {
   for (size_t dim = boxes[0].size(); dim-- > 0;) join_along(boxes, dim);
 }
 
+int64_t share_of(int64_t elements, size_t num_holders, size_t holder) {
+  const auto count = static_cast<int64_t>(num_holders), at = static_cast<int64_t>(holder);
+  const int64_t share = (elements + count - 1) / count;
+  return std::clamp<int64_t>(elements - at * share, 0, share);
+}
+
 // All boxes together cut the parameter into cells; a cell lies in a reading wholly or not at all.
 std::vector<Piece> pieces_of(const std::vector<Reading>& readings) {
   if (readings.empty()) return {};

@@ -20,6 +20,10 @@ struct Piece {
   std::vector<std::pair<int32_t, Part>> parts;  // that read any of it
 };
 
+// How many of a piece's elements one of its holders keeps where they share it: the same for all but the last, which may
+// have fewer or none.
+int64_t share_of(int64_t elements, size_t num_holders, size_t holder);
+
 // Ordered by each piece's first element. No two readings have the same boxes.
 std::vector<Piece> pieces_of(const std::vector<Reading>& readings);
 

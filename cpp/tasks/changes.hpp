@@ -27,6 +27,7 @@ struct ChangeSet {
   std::vector<int32_t> tensors;  // with other flows, of which the first `num_routed` are found
   size_t num_routed = 0;
   std::vector<int32_t> groups;       // of parameters, with other pieces
+  std::vector<int32_t> gathers;      // groups whose weights are gathered otherwise, or after others
   bool linked = false;               // since then:
   std::vector<SlotRun> gone, fresh;  // tasks that are no longer there, and new ones,
   std::vector<SlotRun> rewired;      // those that may have other successors,
@@ -39,7 +40,7 @@ struct ChangeSet {
   // And keep the memory.
   void clear() {
     ops.clear();
-    for (auto* list : {&tensors, &groups}) list->clear();
+    for (auto* list : {&tensors, &groups, &gathers}) list->clear();
     for (auto* runs : {&gone, &fresh, &rewired, &retimed}) runs->clear();
     num_routed = 0;
     linked = false;

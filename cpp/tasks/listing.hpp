@@ -13,6 +13,7 @@ struct TaskRow {
   OpIndex op = none;
   int32_t part = -1;  // of the op; a combine's group; a transfer's output part
   bool backward = false, finish = false;
+  bool is_half = false;  // of an all-reduce: a reduce-scatter or an all-gather
   int64_t bytes = 0, latency = 0;
   int32_t flow = -1;                                // transfer
   std::vector<Device> devices;                      // where it runs; a transfer: source, destination

@@ -21,6 +21,7 @@ class SyncBuilder {
   void find(const SyncBlock* before) {
     for (size_t i = 0; i < group_.tensors.size(); ++i)
       block_.pieces.push_back(before && !is_changing(i) ? before->pieces[i] : find_pieces(group_.tensors[i]));
+    for (size_t i = 0; i < group_.tensors.size(); ++i) block_.shards.push_back(shard_of(i));
     block_.weights.assign(group_.ops.size(), uncounted);
     block_.tasks = std::make_shared<SyncTasks>();
     if (!group_.grad) return;
@@ -47,6 +48,11 @@ class SyncBuilder {
 
  private:
   const Tensor& tensor(size_t i) const { return graph_.graph.tensors[group_.tensors[i]]; }
+
+  // As the first of its readers has it; a strategy has all of them agree.
+  Shard shard_of(size_t i) const {
+    return group_.grad ? graph_.ops[tensor(i).readers.front().first].configuration.shard : Shard::none;
+  }
 
   // Else its gradients may come from others, of unchanged ops.
   bool has_same_boxes(const Bucket& bucket, const SyncBlock& before) const {
@@ -127,7 +133,10 @@ class SyncBuilder {
       for (size_t p = 0; p < block_.pieces[i]->size(); ++p) {
         const auto& piece = (*block_.pieces[i])[p];
         if (piece.holders.size() < 2) continue;
-        if (buckets.empty() || !takes(buckets.back(), i, piece)) buckets.emplace_back().holders = piece.holders;
+        if (buckets.empty() || !takes(buckets.back(), i, piece)) {
+          buckets.emplace_back().holders = piece.holders;
+          buckets.back().shard = block_.shards[i];
+        }
         buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
         buckets.back().bytes += piece.elements * tensor(i).item_size;
       }
@@ -135,7 +144,8 @@ class SyncBuilder {
   }
 
   bool takes(const Bucket& bucket, size_t i, const Piece& piece) const {
-    return bucket.holders == piece.holders && tensor(bucket.pieces[0].first).item_size == tensor(i).item_size &&
+    return bucket.holders == piece.holders && bucket.shard == block_.shards[i] &&
+           tensor(bucket.pieces[0].first).item_size == tensor(i).item_size &&
            bucket.bytes < graph_.machine.bucket_bytes;
   }
 
@@ -143,7 +153,10 @@ class SyncBuilder {
     auto& holds = block_.tasks->holds;
     for (auto& bucket : buckets) {
       const size_t begin = holds.size();
-      const int64_t latency = graph_.machine.topology.all_reduce(bucket.holders, bucket.bytes, holds);
+      const auto& topology = graph_.machine.topology;
+      const int64_t latency = bucket.shard == Shard::none
+                                  ? topology.all_reduce(bucket.holders, bucket.bytes, holds)
+                                  : topology.reduce_scatter(bucket.holders, bucket.bytes, holds);
       bucket.trip = Trip::of(holds, begin, latency);
     }
     block_.tasks->buckets = std::move(buckets);
@@ -213,6 +226,7 @@ class SyncBuilder {
 void SyncBlock::clear() {
   tasks.reset();
   pieces.clear();
+  shards.clear();
   for (auto& list : edges) list.clear();
   all_wait = true;
 }
@@ -235,19 +249,27 @@ void SyncBlocks::make(const ChangeSet& changes) {
 }
 
 void SyncBlocks::count(int32_t group, const SyncBlock& block, int64_t sign) {
-  auto& [parameters, gradients, saved, made, buckets] = graph_.totals.memory;
+  auto& memory = graph_.totals.memory;
   graph_.totals.count(*block.tasks, sign);
-  for (size_t i = 0; i < groups_[group].tensors.size(); ++i)
+  for (size_t i = 0; i < groups_[group].tensors.size(); ++i) {
+    const int64_t size = sign * graph_.graph.tensors[groups_[group].tensors[i]].item_size;
+    const Shard shard = block.shards[i];
     for (const auto& piece : *block.pieces[i])
-      for (const Device device : piece.holders) {
-        const int64_t bytes = piece.elements * graph_.graph.tensors[groups_[group].tensors[i]].item_size;
-        parameters[device] += sign * bytes;
+      for (size_t holder = 0; holder < piece.holders.size(); ++holder) {
+        const Device device = piece.holders[holder];
+        const int64_t share =
+            shard == Shard::none ? piece.elements : share_of(piece.elements, piece.holders.size(), holder);
+        memory.parameters[device] += size * (shard == Shard::all ? share : piece.elements);
+        if (shard == Shard::all) memory.gathered[device] += size * piece.elements;
         if (!groups_[group].grad) continue;
-        gradients[device] += sign * bytes;
-        graph_.totals.elements[device] += sign * piece.elements;
+        memory.gradients[device] += size * piece.elements;
+        memory.updated[device] += size * share;
+        graph_.totals.elements[device] +=
+            sign * std::max<int64_t>(share, 1);  // its sum goes to an update that is there
       }
+  }
   for (const auto& bucket : block.tasks->buckets)
-    for (const Device device : bucket.holders) buckets[device] += sign * bucket.bytes;
+    for (const Device device : bucket.holders) memory.buckets[device] += sign * bucket.bytes;
 }
 
 const SyncBlock& SyncBlocks::before(int32_t group) const {
@@ -321,6 +343,7 @@ void SyncBlocks::list(Listing& listing) const {
       row.op = graph_.graph.tensors[tensors[first]].readers.front().first;
       row.part = piece;
       row.backward = true;
+      row.is_half = bucket.shard != Shard::none;
       row.bytes = bucket.bytes;
       row.devices = bucket.holders;
       for (const auto& [i, p] : bucket.pieces) row.pieces.emplace_back(tensors[i], p);

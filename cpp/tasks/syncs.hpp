@@ -1,4 +1,5 @@
-// Gradient sums: the pieces of parameters, put into buckets of one holder set.
+// Gradient sums: the pieces of parameters, put into buckets of one holder set. Where holders share what they keep of
+// it, a sum is a reduce-scatter, which leaves each its share.
 #pragma once
 
 #include <memory>
@@ -15,13 +16,14 @@ class TaskGraph;
 
 struct Bucket {
   std::vector<Device> holders;
+  Shard shard = Shard::none;
   std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
   int64_t bytes = 0;
   Slot slot = none;
   Trip trip;
 
   bool same_sum(const Bucket& other) const {
-    return holders == other.holders && pieces == other.pieces && bytes == other.bytes;
+    return holders == other.holders && shard == other.shard && pieces == other.pieces && bytes == other.bytes;
   }
 };
 
@@ -33,6 +35,7 @@ struct SyncTasks : Block {
 struct SyncBlock {
   std::shared_ptr<SyncTasks> tasks;  // those of the block before, where the same sums are left
   std::vector<std::shared_ptr<const std::vector<Piece>>> pieces;  // by parameter of the group
+  std::vector<Shard> shards;                                      // likewise
   std::vector<std::vector<Edge>> edges;                           // from the tasks of each of the group's ops
   std::vector<int64_t> weights;  // likewise: the least time that a sum takes, or uncounted
   bool all_wait = true;          // every piece's gradient is some backward's

@@ -36,9 +36,10 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& from, TaskOptions
       ops(*this),
       flows(*this),
       syncs(*this),
+      gathers(*this),
       updates(*this),
       successors(*this),
-      kinds_{&ops, &flows, &syncs, &updates},
+      kinds_{&ops, &flows, &syncs, &gathers, &updates},
       totals_before_(totals) {}
 
 void TaskGraph::begin(const Strategy& strategy) {
@@ -110,6 +111,7 @@ void TaskGraph::find_reach() {
   }
   sort_unique(changes_.tensors);
   sort_unique(changes_.groups);
+  gathers.reach(changes_);
 }
 
 void TaskGraph::regroup() {

@@ -1,15 +1,17 @@
 // The task graph of one training iteration, kept up to date while configurations change.
 //
-// Tasks lie in blocks, of four kinds: an op's compute and combines, a tensor's transfers, the gradient sums of
-// parameters that may share a bucket, and one update a device. A block depends on the configurations of few ops, so a
-// change of one op replaces its own block and those of the tensors and parameters that it touches; taking it back puts
-// the old ones in place again. All edges between ops pass through a tensor or a parameter, whose block lists them.
+// Tasks lie in blocks, of five kinds: an op's compute and combines, a tensor's transfers, the gradient sums of
+// parameters that may share a bucket, the gathers of weights that are shared, and one update a device. A block depends
+// on the configurations of few ops, so a change of one op replaces its own block and those of the tensors and
+// parameters that it touches; taking it back puts the old ones in place again. All edges between ops pass through a
+// tensor or a parameter, whose block lists them.
 #pragma once
 
 #include "machine/machine.hpp"
 #include "machine/times.hpp"
 #include "tasks/compute.hpp"
 #include "tasks/flows.hpp"
+#include "tasks/gathers.hpp"
 #include "tasks/loss.hpp"
 #include "tasks/successors.hpp"
 #include "tasks/syncs.hpp"
@@ -45,6 +47,7 @@ class TaskGraph {
   OpBlocks ops;
   FlowBlocks flows;
   SyncBlocks syncs;
+  GatherBlocks gathers;
   Updates updates;
   Successors successors;
 

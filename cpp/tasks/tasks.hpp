@@ -14,7 +14,7 @@
 
 namespace soapstone {
 
-enum class Kind : int32_t { forward, backward, combine, transfer, sync, update };
+enum class Kind : int32_t { forward, backward, combine, transfer, sync, update, gather };
 
 enum Phase : uint64_t { forward_phase, backward_phase, sync_phase, update_phase };
 

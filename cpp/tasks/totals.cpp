@@ -4,7 +4,8 @@ namespace soapstone {
 
 Totals::Totals(size_t num_resources, size_t num_devices)
     : work(num_resources), before(num_resources), after(num_resources), compute(num_devices), elements(num_devices) {
-  for (auto* column : {&memory.parameters, &memory.gradients, &memory.saved, &memory.made, &memory.buckets})
+  for (auto* column : {&memory.parameters, &memory.gathered, &memory.gradients, &memory.saved, &memory.made,
+                       &memory.buckets, &memory.updated})
     column->resize(num_devices);
 }
 
@@ -18,7 +19,8 @@ void Totals::count(const Block& block, int64_t sign) {
 }
 
 int64_t MemoryTotals::lasting(Device device, int64_t num_states) const {
-  return parameters[device] + (1 + num_states) * gradients[device] + saved[device] + made[device] + buckets[device];
+  return parameters[device] + gathered[device] + gradients[device] + num_states * updated[device] + saved[device] +
+         made[device] + buckets[device];
 }
 
 }  // namespace soapstone

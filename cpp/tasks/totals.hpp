@@ -11,7 +11,10 @@ namespace soapstone {
 
 // Bytes.
 struct MemoryTotals {
-  By<Device, int64_t> parameters, gradients, saved, made, buckets;
+  By<Device, int64_t> parameters;  // that lie there all along
+  By<Device, int64_t> gathered;    // and those that come and go
+  By<Device, int64_t> gradients, saved, made, buckets;
+  By<Device, int64_t> updated;  // parameters whose update, and the optimizer's state, are its own
 
   // What is there beside a task's own bytes, where the optimizer keeps so many numbers for each element.
   int64_t lasting(Device device, int64_t num_states) const;

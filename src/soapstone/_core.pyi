@@ -113,7 +113,7 @@ class Times:
         """
 
 class Machine:
-    def __init__(self, topology: Topology, kinds: Sequence[int], update_ns_per_element: Sequence[float], update_overhead: int, bucket_bytes: int) -> None: ...
+    def __init__(self, topology: Topology, kinds: Sequence[int], update_ns_per_element: Sequence[float], update_overhead: int, bucket_bytes: int, groups_ahead: int) -> None: ...
 
 class Timeline:
     @property
@@ -149,6 +149,8 @@ class Kind(enum.IntEnum):
 
     update = 5
 
+    gather = 6
+
 class Task:
     @property
     def key(self) -> int: ...
@@ -167,6 +169,9 @@ class Task:
 
     @property
     def finish(self) -> bool: ...
+
+    @property
+    def is_half(self) -> bool: ...
 
     @property
     def bytes(self) -> int: ...
@@ -215,7 +220,7 @@ class Flow:
     def hull(self) -> list[tuple[int, int]]: ...
 
 class TaskGraph:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None: ...
+    def __init__(self, graph: Graph, machine: Machine, times: Times, strategy: Sequence[tuple[Sequence[int], Sequence[int], int]]) -> None: ...
 
     def __len__(self) -> int: ...
 
@@ -246,9 +251,9 @@ class TaskGraph:
         (device, content, op, since, until, bytes) of all that is held along a timeline, but for parameters and states.
         """
 
-    def memory(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    def memory(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """
-        Bytes by device: (parameters, gradients, saved, made, buckets, transient).
+        Bytes by device: (parameters, gathered, gradients, updated, saved, made, buckets, transient).
         """
 
     def memory_bound(self, num_states: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
@@ -303,10 +308,10 @@ class Method(enum.Enum):
 class Simulator:
     def __init__(self, graph: Graph, machine: Machine, times: Times, *, loss_may_separate: bool = True) -> None: ...
 
-    def begin(self, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> int:
+    def begin(self, strategy: Sequence[tuple[Sequence[int], Sequence[int], int]]) -> int:
         """Play the first strategy and return its makespan."""
 
-    def propose(self, changes: Sequence[tuple[int, tuple[Sequence[int], Sequence[int]]]], limit: int | None, method: Method) -> int | None:
+    def propose(self, changes: Sequence[tuple[int, tuple[Sequence[int], Sequence[int], int]]], limit: int | None, method: Method) -> int | None:
         """
         The makespan in ns of a change, or None where it passes the limit and is rejected already.
         """
@@ -321,9 +326,9 @@ class Simulator:
     def timeline(self) -> tuple[Annotated[NDArray[numpy.uint64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """(key, ready, end) of every task, by (ready, key)."""
 
-    def memory(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    def memory(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """
-        Bytes by device: (parameters, gradients, saved, made, buckets, transient).
+        Bytes by device: (parameters, gathered, gradients, updated, saved, made, buckets, transient).
         """
 
     def memory_bound(self, num_states: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
@@ -362,24 +367,24 @@ class Simulator:
     def num_cut_short(self) -> int: ...
 
 class Chain:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0, engine: Method = Method.resume) -> None:
+    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int], int]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0, engine: Method = Method.resume) -> None:
         """
         Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.
         """
 
-    def go(self, strategy: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None: ...
+    def go(self, strategy: Sequence[tuple[Sequence[int], Sequence[int], int]]) -> None: ...
 
-    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]], bool]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
+    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
         """
         Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any device); ends: (proposals, seconds, patience in proposals, in seconds).
         """
 
-    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]], bool]], ends: tuple[int, float, int, float], share: float) -> bool:
+    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool]], ends: tuple[int, float, int, float], share: float) -> bool:
         """
         Take improvements until this share of all options was tried in vain in a row; whether it came to that.
         """
 
-    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int]]], bool]], ends: tuple[int, float, int, float]) -> bool | None:
+    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool]], ends: tuple[int, float, int, float]) -> bool | None:
         """Whether nothing improves the strategy; None where it ends before."""
 
     def stop(self) -> None:
@@ -412,10 +417,10 @@ class Chain:
     def best_overflow(self) -> int: ...
 
     @property
-    def best(self) -> list[tuple[list[int], list[int]]]: ...
+    def best(self) -> list[tuple[list[int], list[int], int]]: ...
 
     @property
-    def strategy(self) -> list[tuple[list[int], list[int]]]: ...
+    def strategy(self) -> list[tuple[list[int], list[int], int]]: ...
 
     @property
     def stages(self) -> list[float]: ...
@@ -427,18 +432,18 @@ class Chain:
 class Additive:
     def __init__(self, graph: Graph, machine: Machine, times: Times) -> None: ...
 
-    def op(self, op: int, options: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    def op(self, op: int, options: Sequence[tuple[Sequence[int], Sequence[int], int]]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """Nanoseconds of an op for each option: (compute, sync)."""
 
-    def edge(self, tensor: int, reader: int, made: Sequence[tuple[Sequence[int], Sequence[int]]], read: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    def edge(self, tensor: int, reader: int, made: Sequence[tuple[Sequence[int], Sequence[int], int]], read: Sequence[tuple[Sequence[int], Sequence[int], int]]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
         """
         Nanoseconds of what a tensor's reader takes from its maker, row by row for each of the maker's options.
         """
 
 class Exhaustive:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, options: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]]) -> None: ...
+    def __init__(self, graph: Graph, machine: Machine, times: Times, options: Sequence[Sequence[tuple[Sequence[int], Sequence[int], int]]]) -> None: ...
 
-    def run(self, first: Sequence[tuple[Sequence[int], Sequence[int]]], num_threads: int, seconds: float) -> bool:
+    def run(self, first: Sequence[tuple[Sequence[int], Sequence[int], int]], num_threads: int, seconds: float) -> bool:
         """Whether the whole space was gone through."""
 
     def stop(self) -> None: ...
@@ -462,4 +467,4 @@ class Exhaustive:
     def share(self) -> float: ...
 
     @property
-    def best(self) -> list[tuple[list[int], list[int]]]: ...
+    def best(self) -> list[tuple[list[int], list[int], int]]: ...

@@ -12,8 +12,8 @@ from torch import nn
 import soapstone as ss
 from soapstone import _core
 from soapstone.searching import exhaustive
-from soapstone.searching.options import Native
 from soapstone.searching.problem import Problem
+from soapstone.strategy import Native
 from tests.support.chains import graph_of
 from tests.support.seeds import cases
 

@@ -18,7 +18,17 @@ from soapstone import _core
 from soapstone.costs import OpTimes
 from soapstone.graph import Op
 from soapstone.simulator import ENGINES
-from tests.support.chains import SMALL, configurations, graph_of, limit_of, moves, play_all, same_as_fresh, start
+from tests.support.chains import (
+    SMALL,
+    configurations,
+    graph_of,
+    limit_of,
+    moves,
+    play_all,
+    same_as_fresh,
+    shard_of,
+    start,
+)
 
 TOPOLOGIES = ["cpu:1x2", "cpu:1x5", "k80:2x4", "h100:1x2+a100:1x3", "p100:4x4"]  # shared links, odd counts, mixed kinds
 FAMILIES = ["mlp", "cnn", "lstm", "crop", "shared", *SMALL]
@@ -194,7 +204,9 @@ def test_whatever_is_proposed_accepted_and_rejected_the_strategy_is_what_was_acc
     strategy = sim.strategy
     for _ in range(data.draw(st.integers(1, 6))):
         ops = data.draw(st.lists(st.sampled_from(sorted(options)), max_size=3, unique=True))
-        changes = {op: data.draw(st.sampled_from(options[op])) for op in ops}
+        drawn = random.Random(data.draw(st.integers(0, 99)))
+        changes = {op: dataclasses.replace(data.draw(st.sampled_from(options[op])), shard=shard_of(name, op, drawn))
+                   for op in ops}  # fmt: skip
         limit = data.draw(st.none() | st.integers(0, 2 * sim.makespan_ns))
         fresh = ss.simulate(sim.graph, sim.topology, strategy.replace(changes), training=sim.training)
         passes = limit is None or fresh.makespan_ns <= limit
@@ -276,17 +288,18 @@ def test_a_much_longer_iteration_is_played_as_well() -> None:
 
 def test_the_core_checks_what_it_is_given() -> None:
     sim = start("mlp", "cpu:1x2", seed=0)
-    (degrees, devices), *_ = sim.strategy.native
+    (degrees, devices, _), *_ = sim.strategy.native
     good = (1, sim.strategy.native[1])
     none = [0] * len(degrees)
     for change, sentence in (
-        ((99, (degrees, devices)), "no such op"),
-        ((0, (degrees, [0] * 9)), "one device a part"),
-        ((0, (none, devices)), "degree is out of range"),
-        ((0, ([], devices)), "one degree a dim"),
-        ((0, ([10**6] * len(degrees), devices)), "out of range"),
-        ((0, (degrees, [10**9] * len(devices))), "no such device"),
-        ((0, (degrees, [-1] * len(devices))), "no such device"),
+        ((99, (degrees, devices, 0)), "no such op"),
+        ((0, (degrees, [0] * 9, 0)), "one device a part"),
+        ((0, (none, devices, 0)), "degree is out of range"),
+        ((0, ([], devices, 0)), "one degree a dim"),
+        ((0, ([10**6] * len(degrees), devices, 0)), "out of range"),
+        ((0, (degrees, [10**9] * len(devices), 0)), "no such device"),
+        ((0, (degrees, [-1] * len(devices), 0)), "no such device"),
+        ((0, (degrees, devices, 3)), "0, 1 or 2"),
         (good, "changes an op twice"),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -18,6 +18,7 @@ import soapstone as ss
 from soapstone.costs import OpTimes
 from soapstone.graph import OperatorGraph
 from soapstone.simulator import ENGINES, states_of, temporaries_of
+from soapstone.strategy import SHARDS
 from soapstone.topology import Bus, Sum
 
 from .models import CASES
@@ -147,12 +148,14 @@ def start(
     if messages:
         topology = with_hosts(topology, messages)
     strategies = (ss.baselines.data_parallel(graph, topology), ss.baselines.random(graph, topology, seed=seed))
-    training = ss.Training(Launching(launching), bucket_bytes=bucket_bytes)
-    return ss.Simulator(graph, topology, strategies[seed % 2], training=training, **options)
+    strategy, rng = strategies[seed % 2], random.Random(seed)
+    sharded = {op: replace(strategy[op], shard=shard_of(name, op, rng)) for op in strategy}
+    training = ss.Training(Launching(launching), bucket_bytes=bucket_bytes, groups_ahead=seed % 3)
+    return ss.Simulator(graph, topology, strategy.replace(sharded), training=training, **options)
 
 
 def moves(name: str, text: str, seed: int) -> Iterator[Changes]:
-    """Mostly one op, sometimes several; sometimes parts that share a device."""
+    """Mostly one op, sometimes several; sometimes parts that share a device; weights whole, in shares, or both."""
     rng = random.Random(f"{name} {text} {seed}")
     options = configurations(name, text)
     devices = ss.Topology.parse(text).num_devices
@@ -163,7 +166,17 @@ def moves(name: str, text: str, seed: int) -> Iterator[Changes]:
             degrees = changes[ops[0]].degrees
             places = tuple(rng.randrange(devices) for _ in changes[ops[0]].devices)
             changes[ops[0]] = ss.Configuration(degrees, places)
-        yield changes
+        yield {op: replace(change, shard=shard_of(name, op, rng)) for op, change in changes.items()}
+
+
+def shares_weights(name: str, op: str) -> bool:
+    graph = graph_of(name)
+    return any(graph.readers[tensor] > 1 for tensor in graph.trains[graph.index(op)])
+
+
+def shard_of(name: str, op: str, rng: random.Random) -> str:
+    """Any, but always the same for ops that share a weight, which have to agree."""
+    return SHARDS[len(name) % 3] if shares_weights(name, op) else rng.choice(SHARDS)
 
 
 def limit_of(makespan: int, u: float, scale: int) -> int:

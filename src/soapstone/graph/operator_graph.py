@@ -78,6 +78,12 @@ class OperatorGraph:
         return tuple(t for t in self.tensors if t.source == "parameter")
 
     @cached_property
+    def trains(self) -> tuple[tuple[int, ...], ...]:
+        """By op, the numbers of the trained parameters that it reads."""
+        trained = {i for i, tensor in enumerate(self.tensors) if tensor.source == "parameter" and tensor.grad}
+        return tuple(tuple(o.tensor for o in op.inputs if o.tensor in trained) for op in self.ops)
+
+    @cached_property
     def alike(self) -> tuple[int, ...]:
         """By op, the first op that does the same on tensors of the same sizes; only its place in the graph differs."""
         first: dict[Any, int] = {}

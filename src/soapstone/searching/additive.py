@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _core
 from ..graph import OperatorGraph
-from .options import Native
+from ..strategy import Native
 from .problem import Problem
 
 
@@ -49,7 +49,7 @@ class Additive:
         if key not in self._choices:
             options = _options(self.problem, op)
             compute, sync = self._native.op(op, options)
-            num_split = np.array([sum(degree > 1 for degree in degrees) for degrees, _ in options])
+            num_split = np.array([sum(degree > 1 for degree in degrees) for degrees, *_ in options])
             order = _in_turn(np.lexsort((compute + sync, num_split)), np.argsort(compute + sync, kind="stable"))
             self._choices[key] = Choices([options[i] for i in order], compute[order], sync[order])
         return self._choices[key]
@@ -83,8 +83,8 @@ def _options(problem: Problem, op: int) -> list[Native]:
     """Degrees of an op's output dims, over the first devices."""
     dims = problem.graph.ops[op].dims
     return [
-        (degrees, devices)
-        for degrees, devices in problem.options.table(op)
+        (degrees, devices, shard)
+        for degrees, devices, shard in problem.options.table(op)
         if devices == list(range(len(devices)))
         and not any(dim.extra and degree > 1 for dim, degree in zip(dims, degrees))
     ]

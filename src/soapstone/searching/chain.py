@@ -10,7 +10,8 @@ from math import inf
 from .. import _core
 from ..errors import SoapstoneError
 from ..files import shortened
-from .options import Move, Native, Options
+from ..strategy import Native
+from .options import Move, Options
 from .tying import Groups
 
 NEVER = 2**62
@@ -78,7 +79,7 @@ class Chain:
 
     def at_random(self, groups: Groups) -> list[Native]:
         """A strategy that configures each group at random."""
-        strategy: list[Native] = [([], [])] * sum(map(len, groups))
+        strategy: list[Native] = [([], [], 0)] * sum(map(len, groups))
         for group in groups:
             configuration = self.random.choice(self.options.table(group[0]))
             for op in group:

@@ -17,12 +17,11 @@ import numpy as np
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..simulator import Training
-from ..strategy import Strategy
+from ..strategy import Native, Strategy
 from ..topology import Topology
 from .additive import Additive, Edge
 from .chain import check_budget
 from .elimination import Nodes, least, order_of
-from .options import Native
 from .problem import Problem
 from .tying import Groups, levels
 

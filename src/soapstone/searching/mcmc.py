@@ -15,14 +15,13 @@ from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph, scaled
 from ..simulator import ENGINES, FASTEST, Training, translated_errors, workspace_of
-from ..strategy import Strategy
+from ..strategy import Native, Strategy
 from ..topology import Topology
 from .additive import Additive
 from .chain import NEVER, Budget, Chain, check_budget
 from .interrupts import Interrupt, interrupts
 from .least_sums import least_sums
 from .methods import METHODS, TEMPERATURES, Start
-from .options import Native
 from .problem import Problem
 from .tying import Groups, levels, tied
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..strategy import Native
 from .chain import Chain
-from .options import Native
 from .tying import Groups, tied
 
 # The first temperature is a share of the cost; ours is for all moves together, since one of many matters less.

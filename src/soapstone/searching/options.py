@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from ..graph import Op
 from ..simulator import KnownTimes
 from ..space import Space
-from ..strategy import Configuration
+from ..strategy import Native
 from .tying import Groups
 
-Native = tuple[list[int], list[int]]  # degrees and devices
 # Ops, the table that they choose from, what else they may have, and whether parts then go to any device.
 Move = tuple[list[int], int, list[Native], bool]
 
@@ -28,17 +26,17 @@ class Options:
             key = tuple((dim.name, dim.size, dim.splittable) for dim in op.dims)
             if key not in known:
                 known[key] = len(self.tables)
-                self.tables.append([_native(op, c) for c in space.enumerated(op)])
+                self.tables.append([c.native(op) for c in space.enumerated(op)])
             self._table_of.append(known[key])
         self._compact = len(self.tables)  # the same tables again, with only devices next to one another
         compact = [[entry for entry in table if _is_compact(entry[1])] for table in self.tables]
         self._plain = 2 * self._compact  # and without splits of what ops sum over; each split once
         self.tables += [*compact, *self._plain_tables()]
-        self._own = [{c: _native(op, c) for c in space.own(op.name)} for op in self.graph.ops]
+        self._own = [{c: c.native(op) for c in space.own(op.name)} for op in self.graph.ops]
         self._ask(times, progress)
 
     def _ask(self, times: KnownTimes, progress: Callable[[float], None]) -> None:
-        degrees = [list({tuple(degrees) for degrees, _ in table}) for table in self.tables]
+        degrees = [list({tuple(degrees) for degrees, *_ in table}) for table in self.tables]
         one_of_each = [times.kinds.index(kind) for kind in set(times.kinds)]
         wanted = []
         for index in range(len(self.graph.ops)):
@@ -80,7 +78,7 @@ class Options:
         for op, table in zip(self.graph.ops, self._table_of):
             if table not in found:
                 summed = [dim.extra and dim.kind != "sample" for dim in op.dims]  # a loss may be split by sample
-                splits = {tuple(degrees): (degrees, devices) for degrees, devices in reversed(self.tables[table])}
+                splits = {tuple(entry[0]): entry for entry in reversed(self.tables[table])}
                 found[table] = [
                     entry for degrees, entry in splits.items() if not any(n > 1 for n, s in zip(degrees, summed) if s)
                 ]
@@ -89,7 +87,3 @@ class Options:
 
 def _is_compact(devices: list[int]) -> bool:
     return all(b == a + 1 for a, b in pairwise(devices))
-
-
-def _native(op: Op, configuration: Configuration) -> Native:
-    return configuration.degrees_of(op), list(configuration.devices)

@@ -22,9 +22,9 @@ from ..simulator import (
     workspace_of,
 )
 from ..space import Space
-from ..strategy import Configuration, Strategy
+from ..strategy import SHARDS, Configuration, Native, Strategy
 from ..topology import Topology
-from .options import Native, Options
+from .options import Options
 
 
 class Problem:
@@ -70,12 +70,12 @@ class Problem:
 
     def ask(self, strategy: Sequence[Native]) -> None:
         """Make sure that the times of a strategy are known."""
-        self.times.fill_all((i, *configuration) for i, configuration in enumerate(strategy))
+        self.times.fill_all((i, degrees, devices) for i, (degrees, devices, _) in enumerate(strategy))
 
     def on_one_device(self) -> list[list[Native]]:
         """For each kind of device, the strategy that puts all on the first of it."""
         kinds = self.times.kinds
-        return [[([1] * len(op.dims), [kinds.index(kind)]) for op in self.graph.ops] for kind in sorted(set(kinds))]
+        return [[([1] * len(op.dims), [kinds.index(kind)], 0) for op in self.graph.ops] for kind in sorted(set(kinds))]
 
     def on_one_node(self) -> list[list[Native]]:
         """The baselines on the devices of the first node; none where there is only one node."""
@@ -84,7 +84,9 @@ class Problem:
             return []
         as_many = Topology.parse(f"cpu:1x{len(first)}")  # baselines ask no more of a topology
         found = [baseline(self.graph, as_many).native for baseline in BASELINES.values()]
-        return [[(degrees, [first[i] for i in devices]) for degrees, devices in native] for native in found]
+        return [
+            [(degrees, [first[i] for i in devices], shard) for degrees, devices, shard in native] for native in found
+        ]
 
     def played(self, strategy: Sequence[Native]) -> _core.Simulator:
         """A strategy, simulated."""
@@ -96,7 +98,7 @@ class Problem:
 
     def strategy(self, native: Sequence[Native]) -> Strategy:
         configurations = {}
-        for op, (degrees, devices) in zip(self.graph.ops, native):
+        for op, (degrees, devices, shard) in zip(self.graph.ops, native):
             names = {dim.name: degree for dim, degree in zip(op.dims, degrees)}
-            configurations[op.name] = Configuration(names, tuple(devices))
+            configurations[op.name] = Configuration(names, tuple(devices), SHARDS[shard])
         return Strategy(self.graph, self.topology, configurations)

@@ -21,11 +21,11 @@ from ..baselines.simple import weighty_layers
 from ..errors import SoapstoneError
 from ..graph import OperatorGraph
 from ..simulator import Training, translated_errors
+from ..strategy import Native
 from ..topology import Topology
 from .chain import NEVER
 from .interrupts import interrupts
 from .mcmc import Improvement, Progress, SearchResult, check_arguments
-from .options import Native
 from .problem import Problem
 
 BATCH = 10  # placements that are drawn before the policy learns from them
@@ -100,10 +100,10 @@ class _Trials:
     def costs(self, placement: Sequence[int]) -> tuple[float, float]:
         """The root of a placement's makespan in ns, and how far it is from fitting."""
         ops, chain = self.graph.ops, self.chain
-        strategy: list[Native] = [([], [])] * len(ops)
+        strategy: list[Native] = [([], [], 0)] * len(ops)
         for layer, device in zip(self.layers, placement):
             for op in layer:
-                strategy[op] = ([1] * len(ops[op].dims), [device])
+                strategy[op] = ([1] * len(ops[op].dims), [device], 0)
         chain.go(strategy)
         self.count += 1
         if not self.history or chain.best_makespan * 1e-9 != self.history[-1].makespan:

@@ -3,7 +3,7 @@
 from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Filling, Memory, states_of, temporaries_of, workspace_of
 from .simulation import Simulation, simulate
-from .tasks import BACKWARD, COMBINE, FORWARD, KINDS, SYNC, TRANSFER, UPDATE
+from .tasks import BACKWARD, COMBINE, FORWARD, GATHER, KINDS, SYNC, TRANSFER, UPDATE
 from .throughput import Throughput, counted, throughput
 from .times import KnownTimes, machine_of, translated_errors
 from .training import Training, check_training
@@ -14,6 +14,7 @@ __all__ = [
     "ENGINES",
     "FASTEST",
     "FORWARD",
+    "GATHER",
     "KINDS",
     "SYNC",
     "TRANSFER",

@@ -42,7 +42,7 @@ class Simulator:
         self._times = KnownTimes(graph, topology, training.costs)
         machine = machine_of(topology, self._times, training)
         self.native = _core.Simulator(graph.native, machine, self._times.native, loss_may_separate=loss_may_separate)
-        self._times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))
+        self._times.fill_all((i, degrees, devices) for i, (degrees, devices, _) in enumerate(strategy.native))
         with translated_errors():
             self.native.begin(strategy.native)
         self._proposed: dict[str, Configuration] = {}
@@ -75,9 +75,9 @@ class Simulator:
             if not isinstance(configuration, Configuration):
                 raise StrategyError(f"op {name!r} needs a Configuration, not {type(configuration).__name__}")
             configuration.check(op, self.topology.num_devices)
-            degrees, devices = configuration.degrees_of(op), list(configuration.devices)
-            self._times.fill(index, degrees, devices)
-            native.append((index, (degrees, devices)))
+            wanted = configuration.native(op)
+            self._times.fill(index, *wanted[:2])
+            native.append((index, wanted))
         if self.native.is_open:
             raise SoapstoneError("the last proposal is still open; call accept() or reject() first")
         with translated_errors():

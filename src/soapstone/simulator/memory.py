@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 TEMPORARIES = {"sgd": 0, "momentum": 0, "adam": 1, "adamw": 1}  # Adam takes the roots of all its states at once
-CONTENTS = ("activations", "gradients", "activation gradients", "buckets", "work")  # of a holding, by number
+CONTENTS = (
+    "activations",
+    "gradients",
+    "activation gradients",
+    "buckets",
+    "work",
+    "gathered weights",
+)  # of a holding, by number
 # cuBLAS' workspace of one handle: PyTorch's default on Hopper and later, and before. Forward and backward run on a
 # thread each, and each thread has its handle.
 WORKSPACE, OLD_WORKSPACE, HANDLES = 32 << 20, (4096 * 2 + 16 * 8) << 10, 2
@@ -59,6 +66,7 @@ class Memory:
     """Bytes by device. `bound` is the sum of the others: what no order of the same tasks can pass."""
 
     parameters: np.ndarray
+    gathered: np.ndarray  # of those, that come and go: of each device no more than a share stays
     gradients: np.ndarray
     states: np.ndarray
     saved: np.ndarray
@@ -128,9 +136,9 @@ class Ledger:
 
 def memory_of(native: _core.TaskGraph, topology: Topology, ledger: Ledger, optimizer: str) -> Memory:
     """The memory of a played task graph."""
-    parameters, gradients, saved, made, buckets, transient = native.memory()
-    states, workspace = gradients * states_of(optimizer), workspaces_of(topology)
-    transient = transient + gradients * temporaries_of(optimizer)
+    parameters, gathered, gradients, updated, saved, made, buckets, transient = native.memory()
+    states, workspace = updated * states_of(optimizer), workspaces_of(topology)
+    transient = transient + updated * temporaries_of(optimizer)
     peak = parameters + states + workspace + ledger.peak
     bound = bound_of(native, topology, optimizer)
-    return Memory(parameters, gradients, states, saved, made, transient, buckets, workspace, bound, peak)
+    return Memory(parameters, gathered, gradients, states, saved, made, transient, buckets, workspace, bound, peak)

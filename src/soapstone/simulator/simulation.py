@@ -13,7 +13,7 @@ from ..strategy import Strategy
 from ..topology import Topology
 from .memory import Filling, Ledger, Memory, memory_of
 from .path import critical_path
-from .tasks import BACKWARD, COMBINE, FORWARD, SYNC, TASK, TRANSFER, UPDATE
+from .tasks import BACKWARD, COMBINE, FORWARD, GATHER, SYNC, TASK, TRANSFER, UPDATE
 from .throughput import Throughput, throughput
 from .times import KnownTimes, check_all, machine_of, translated_errors
 from .training import Training
@@ -56,12 +56,13 @@ class Simulation:
 
     @cached_property
     def moved(self) -> dict[str, int]:
-        """Bytes by the kind of task: payload once for each transfer, 2(n - 1) times for each sum among n devices."""
+        """Bytes by the kind of task: payload once for each transfer, 2(n - 1) times for each sum among n devices, and
+        n - 1 times where each is left with a share, or all gather their shares."""
         kinds, sizes = self.tasks["kind"], self.tasks["bytes"]
-        total = {TRANSFER.name: int(sizes[kinds == TRANSFER].sum()), COMBINE.name: 0, SYNC.name: 0}
-        for row in np.flatnonzero(np.isin(kinds, (COMBINE, SYNC))):
+        total = {TRANSFER.name: int(sizes[kinds == TRANSFER].sum()), COMBINE.name: 0, SYNC.name: 0, GATHER.name: 0}
+        for row in np.flatnonzero(np.isin(kinds, (COMBINE, SYNC, GATHER))):
             task = self.native.task(int(row))
-            total[task.kind.name] += task.bytes * 2 * (len(task.devices) - 1)
+            total[task.kind.name] += task.bytes * (1 if task.is_half else 2) * (len(task.devices) - 1)
         return total
 
     @property
@@ -97,7 +98,7 @@ class Simulation:
         more than the makespan."""
         rows = self.tasks[self.critical_path]
         ends = np.maximum.accumulate(np.concatenate([[0], rows["end"]]))
-        moving = np.isin(rows["kind"], (TRANSFER, COMBINE, SYNC))
+        moving = np.isin(rows["kind"], (TRANSFER, COMBINE, SYNC, GATHER))
         return float(np.diff(ends)[moving].sum()) * 1e-9
 
     @cached_property
@@ -169,7 +170,7 @@ def simulate(
     where costs are missing."""
     check_all(graph, topology, strategy, training)
     times = KnownTimes(graph, topology, training.costs)
-    times.fill_all((i, *configuration) for i, configuration in enumerate(strategy.native))
+    times.fill_all((i, degrees, devices) for i, (degrees, devices, _) in enumerate(strategy.native))
     machine = machine_of(topology, times, training)
     with translated_errors():
         native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)

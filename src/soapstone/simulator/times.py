@@ -117,4 +117,5 @@ def machine_of(topology: Topology, times: KnownTimes, training: Training) -> _co
         [per_element for _, per_element in updates],
         max(launch for launch, _ in updates),
         training.bucket_bytes_on(topology),
+        training.groups_ahead,
     )

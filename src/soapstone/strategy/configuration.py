@@ -1,4 +1,4 @@
-"""How one op is split and where its parts run."""
+"""How one op is split, where its parts run, and what of its parameters each of several holders keeps."""
 
 from __future__ import annotations
 
@@ -13,20 +13,31 @@ from ..errors import StrategyError, meant
 from ..files import shortened
 from ..graph import Op
 
+Native = tuple[list[int], list[int], int]  # degrees, devices, and the number of its shard
+SHARDS = ("none", "optimizer", "all")  # in the core's order
+
 
 @dataclass(frozen=True)
 class Configuration:
     """One op's degrees by dim name, and the device of each part in row-major order over the op's dims. Dims that are
-    not named have degree 1. Two parts may share a device."""
+    not named have degree 1. Two parts may share a device.
+
+    `shard` is for the op's trained parameters, where several devices hold the same piece of one: with "optimizer" each
+    keeps the optimizer's state and updates an equal share, and weights are gathered before forward (ZeRO); with "all"
+    each also keeps no more of the weights than its share, and they are gathered before forward and again before
+    backward (FSDP)."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[int, ...] = (0,)
+    shard: str = "none"
 
     def __post_init__(self) -> None:
         if not isinstance(self.degrees, Mapping):
             raise StrategyError(f"degrees must map dim names to numbers, not be {shortened(self.degrees)}")
         if not isinstance(self.devices, tuple | list):
             raise StrategyError(f"devices must be a tuple of device numbers, not {shortened(self.devices)}")
+        if self.shard not in SHARDS:
+            raise StrategyError(f"shard must be one of {', '.join(SHARDS)}, not {shortened(self.shard)}")
         for name, degree in self.degrees.items():
             if type(degree) is not int or degree < 1:
                 raise StrategyError(f"the degree of {name!r} must be a whole number from 1 up, not {degree!r}")
@@ -40,14 +51,15 @@ class Configuration:
             )
 
     def __hash__(self) -> int:
-        return hash((tuple(self.degrees.items()), self.devices))
+        return hash((tuple(self.degrees.items()), self.devices, self.shard))
 
-    def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...]]]:
-        return Configuration, (dict(self.degrees), self.devices)
+    def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...], str]]:
+        return Configuration, (dict(self.degrees), self.devices, self.shard)
 
     def __str__(self) -> str:
         split = " ".join(f"{name}={degree}" for name, degree in self.degrees.items())
-        return f"{split or 'whole'} on {written(self.devices)}"
+        shard = "" if self.shard == "none" else f" shard={self.shard}"
+        return f"{split or 'whole'}{shard} on {written(self.devices)}"
 
     @property
     def num_parts(self) -> int:
@@ -56,6 +68,10 @@ class Configuration:
     def degrees_of(self, op: Op) -> list[int]:
         """The degree of each of the op's dims, in order."""
         return [self.degrees.get(dim.name, 1) for dim in op.dims]
+
+    def native(self, op: Op) -> Native:
+        """As the core knows it."""
+        return self.degrees_of(op), list(self.devices), SHARDS.index(self.shard)
 
     def check(self, op: Op, num_devices: int) -> None:
         """Raise StrategyError unless the op can be split so and the devices exist."""
@@ -85,7 +101,7 @@ class Configuration:
             kept[name] = min(self.degrees[name], dim.size) if dim is not None and dim.splittable else 1
         numbers = np.arange(self.num_parts).reshape([self.degrees[name] for name in given])
         left = numbers[tuple(slice(kept[name]) for name in given)].reshape(-1)
-        return Configuration(kept, tuple(self.devices[i] for i in left))
+        return Configuration(kept, tuple(self.devices[i] for i in left), self.shard)
 
 
 def written(devices: tuple[int, ...]) -> str | list[int]:

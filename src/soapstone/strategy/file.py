@@ -7,6 +7,7 @@
 An op takes the row of its own name, else the most specific pattern that fits it, else the default. A row under an op's
 own name must be legal for it; a pattern's or the default's is fitted: dims that the op cannot split stay whole, but one
 of its ops must have each. Devices are a list in row-major order of the parts, or a range, "0-15" or "0-12:4".
+A row may also have "shard": "optimizer" or "all", for the parameters of its ops.
 `made_for` is written by `save` and compared when the file is read; `predicted` and `measured` are what `soapstone tune`
 found: seconds of a step, and on what.
 """
@@ -178,14 +179,15 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _row(configuration: Configuration) -> dict[str, Any]:
-    return {"degrees": dict(configuration.degrees), "devices": written(configuration.devices)}
+    row = {"degrees": dict(configuration.degrees), "devices": written(configuration.devices)}
+    return row if configuration.shard == "none" else {**row, "shard": configuration.shard}
 
 
 def _configuration(path: str | Path, what: str, row: object) -> Configuration:
-    if not isinstance(row, dict) or not set(row) <= {"degrees", "devices"} or "devices" not in row:
-        raise StrategyError(f"{path}: {what} must have 'devices' and may have 'degrees', and nothing else")
+    if not isinstance(row, dict) or not set(row) <= {"degrees", "devices", "shard"} or "devices" not in row:
+        raise StrategyError(f"{path}: {what} must have 'devices', may have 'degrees' and 'shard', and nothing else")
     try:
-        return Configuration(row.get("degrees", {}), _read(row["devices"]))
+        return Configuration(row.get("degrees", {}), _read(row["devices"]), row.get("shard", "none"))
     except StrategyError as error:
         raise StrategyError(f"{path}: {what}: {error}") from None
 

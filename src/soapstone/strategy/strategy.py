@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from ..errors import StrategyError, meant
 from ..graph import OperatorGraph
 from ..topology import Topology
-from .configuration import Configuration
+from .configuration import Configuration, Native
 from .file import data_of, read, write
 from .measured import Measured
 from .patterns import assigned, folded
@@ -39,6 +40,7 @@ class Strategy(Mapping[str, Configuration]):
             configurations[op.name].check(op, topology.num_devices)
         self.graph, self.topology = graph, topology
         self._configurations = {name: configurations[name] for name in names}
+        self._settle_shards()
         self.notes: tuple[str, ...] = ()  # what a file was made for that is not here
         self.predicted: float | None = None  # seconds of a step, where `tune` found them or a file says so
         self.measured: Measured | None = None
@@ -80,14 +82,31 @@ class Strategy(Mapping[str, Configuration]):
         return self.graph.fingerprint
 
     @cached_property
-    def native(self) -> list[tuple[list[int], list[int]]]:
-        return [(self[op.name].degrees_of(op), list(self[op.name].devices)) for op in self.graph.ops]
+    def native(self) -> list[Native]:
+        return [self[op.name].native(op) for op in self.graph.ops]
 
     def replace(self, changes: Mapping[str, Configuration]) -> Strategy:
         """The same strategy but for some ops."""
         if not isinstance(changes, Mapping):
             raise StrategyError("replace takes a mapping from op names to configurations")
         return Strategy(self.graph, self.topology, {**self._configurations, **changes})
+
+    def _settle_shards(self) -> None:
+        """Ops that train no parameter shard none. Raise StrategyError where two that share one do not agree."""
+        trains = self.graph.trains
+        for op, parameters in zip(self.graph.ops, trains):
+            if not parameters and self[op.name].shard != "none":
+                self._configurations[op.name] = replace(self[op.name], shard="none")
+        first: dict[int, str] = {}
+        for op, parameters in zip(self.graph.ops, trains):
+            for parameter in parameters:
+                other = first.setdefault(parameter, op.name)
+                if self[op.name].shard != self[other].shard:
+                    name = self.graph.tensors[parameter].name
+                    raise StrategyError(
+                        f"ops {other!r} and {op.name!r} share {name!r}, but shard it differently: "
+                        f"{self[other].shard} and {self[op.name].shard}; give both the same"
+                    )
 
     def check(self, graph: OperatorGraph, topology: Topology) -> None:
         """Raise StrategyError unless the strategy is for this graph and fits this topology."""
