@@ -19,6 +19,7 @@ from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.draws import CounterDraws
 from tests.support.models import ALL, CASES, MORE, captured
 from tests.support.seeds import seeds
+from tests.support.sharding import sharded
 from tests.support.training import STEPS, Record, assert_same, train_plain, train_threads
 
 SEEDS = 30  # random strategies a model
@@ -38,7 +39,16 @@ def train(name: str, strategy: ss.Strategy, *, strict: bool = True) -> list[Reco
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_random_strategy_trains_like_one_device(name: str, seed: int) -> None:
     topology = ss.Topology.parse(f"cpu:1x{1 + seed % 8}")
-    strategy = ss.baselines.random(captured(name), topology, seed=seed)
+    strategy = sharded(ss.baselines.random(captured(name), topology, seed=seed), seed)
+    for record in train(name, strategy):
+        assert_same(record, reference(name))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("shard", ["optimizer", "all"])
+def test_sharded_data_parallelism_trains_like_one_device(name: str, shard: str) -> None:
+    topology = ss.Topology.parse("cpu:1x3")
+    strategy = sharded(ss.baselines.data_parallel(captured(name), topology), 0, (shard,))
     for record in train(name, strategy):
         assert_same(record, reference(name))
 

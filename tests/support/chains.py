@@ -169,14 +169,11 @@ def moves(name: str, text: str, seed: int) -> Iterator[Changes]:
         yield {op: replace(change, shard=shard_of(name, op, rng)) for op, change in changes.items()}
 
 
-def shares_weights(name: str, op: str) -> bool:
-    graph = graph_of(name)
-    return any(graph.readers[tensor] > 1 for tensor in graph.trains[graph.index(op)])
-
-
 def shard_of(name: str, op: str, rng: random.Random) -> str:
     """Any, but always the same for ops that share a weight, which have to agree."""
-    return SHARDS[len(name) % 3] if shares_weights(name, op) else rng.choice(SHARDS)
+    index = graph_of(name).index(op)
+    shares = any(index in group for group in graph_of(name).sharers if len(group) > 1)
+    return SHARDS[len(name) % 3] if shares else rng.choice(SHARDS)
 
 
 def limit_of(makespan: int, u: float, scale: int) -> int:

@@ -84,6 +84,16 @@ class OperatorGraph:
         return tuple(tuple(o.tensor for o in op.inputs if o.tensor in trained) for op in self.ops)
 
     @cached_property
+    def sharers(self) -> tuple[tuple[int, ...], ...]:
+        """The ops that train parameters, those together that share one, by whatever others."""
+        groups: dict[int, list[int]] = {}  # by parameter
+        for index, parameters in enumerate(self.trains):
+            joined = {id(groups[p]): groups[p] for p in parameters if p in groups}
+            group = sorted([index, *(op for ops in joined.values() for op in ops)])
+            groups |= dict.fromkeys({*parameters, *(p for op in group for p in self.trains[op])}, group)
+        return tuple(sorted({tuple(group) for group in groups.values()}))
+
+    @cached_property
     def alike(self) -> tuple[int, ...]:
         """By op, the first op that does the same on tensors of the same sizes; only its place in the graph differs."""
         first: dict[Any, int] = {}

@@ -22,7 +22,8 @@ from .execute import Executor
 from .iteration import evaluate
 from .keys import Key
 from .plan import Plan, open_connections
-from .store import STORED, Shard, Store
+from .shard import Shard
+from .store import STORED, Store
 
 
 class Evaluation:
@@ -86,6 +87,8 @@ class Evaluation:
 def _covers(trained: Store, own: int, evaluated: Store, number: int) -> bool:
     """Whether two stores lay out a shard alike, and training keeps all of it up to date that evaluation reads."""
     shard, other = evaluated.shards[number], trained.shards[own]
+    if own in trained.sharded:
+        return False
     if (list(other.box), other.dims) != (list(shard.box), shard.dims):
         return False
     boxes = trained.read_boxes(own)

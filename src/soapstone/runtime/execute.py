@@ -15,6 +15,7 @@ from .keys import BatchInput, Key
 from .messages import Messages
 from .plan import Event, Plan, Run
 from .recorded import RecordedSegment, Weighing
+from .sharded import SharedWeights
 from .store import Store
 from .transports import Transport
 from .updates import BufferUpdates
@@ -54,6 +55,7 @@ class Executor:
         self.unsynced = [shard for i, shard in shards.items() if i not in synced]
         users = gradient_users(self.program, plan.segments, synced | cut)
         self.ready = Readiness({i: shards[i] for i in synced - cut}, users)
+        self.weights = SharedWeights(store.sharded, plan.placement, plan.segments, self.program, stays=graphed)
         self._weighing = Weighing(self.weaver, draws)
 
     def given(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:

@@ -14,8 +14,9 @@ import torch
 from .execute import WAIT, Executor
 from .gradients import Bucket
 from .keys import Key, Payload, Received, Share, ToOthers, Total, Update
-from .plan import Announce, Combine, Event, Round, Run, Send, Sync
-from .store import own_memory
+from .plan import Announce, Combine, Event, Gather, Round, Run, Send, Sync
+from .shard import own_memory
+from .sharded import GatheredBucket, ScatteredBucket
 from .transports import Pending
 
 Agreed = Callable[[], torch.Tensor | None]
@@ -56,7 +57,7 @@ class Iteration:
         self._pending: dict[Key, Pending] = {}  # from other ranks
         self._outputs: dict[int, dict[Key, torch.Tensor]] = {}  # of each segment, with their autograd graph
         self._gradients: dict[ToOthers, Pending] = {}
-        self._buckets: list[tuple[Bucket, Pending]] = []
+        self._buckets: list[tuple[Bucket | ScatteredBucket, Pending]] = []
         self._announced: Pending | None = None  # the loss
         self._said = 0  # how many events of the program that are not runs
 
@@ -81,8 +82,7 @@ class Iteration:
         store = self._executor.store
         self._agreed()
         self._executor.timed(WAIT, self._finish_syncs)
-        changing = self._executor.unsynced if self._sync else [parameter for _, parameter in store.parameters()]
-        own_memory(changing)  # for whoever changes them in place
+        own_memory(self._executor.unsynced if self._sync else store.leaves())  # for whoever changes them in place
         self._executor.updates.apply({key: value for key, value in self._values.items() if isinstance(key, Update)})
         if store.counters:
             torch._foreach_add_(list(store.counters.values()), 1)
@@ -103,8 +103,10 @@ class Iteration:
     # Segments
 
     def _forward(self, number: int) -> None:
-        segment = self._executor.segments[number]
+        segment, weights = self._executor.segments[number], self._executor.weights
+        self._executor.timed(WAIT, lambda: weights.take(number, backward=False))
         outputs = segment.run([self._value(key) for key in segment.takes])
+        weights.release(number, backward=False)
         self._outputs[number] = outputs
         for key, output in outputs.items():
             self._values[key] = output.detach().requires_grad_(output.requires_grad)
@@ -141,9 +143,11 @@ class Iteration:
 
     def _backward(self, number: int) -> None:
         executor, segment, outputs = self._executor, self._executor.segments[number], self._outputs.pop(number)
+        executor.timed(WAIT, lambda: executor.weights.take(number, backward=True))
         executor.ready.enter(segment.states)
         gradients = [self._gradient(key) for key in outputs]
         segment.differentiate(list(outputs.values()), gradients, lambda: [self._values[key] for key in segment.takes])
+        executor.weights.release(number, backward=True)
         own_memory(self._values[key] for key in executor.shared[number])
         executor.ready.leave()
 
@@ -185,6 +189,8 @@ class Iteration:
                 self._combine(event)
             case Sync():
                 self._executor.timed(number, self._begin_sync, event)
+            case Gather():
+                self._executor.timed(number, self._gather, event)
             case Announce():
                 self._announced = self._executor.messages.sum_losses(self._known_loss())
 
@@ -213,10 +219,20 @@ class Iteration:
         gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()  # others may read it
         self._gradients[share] = messages.sum(event, gradient)
 
+    def _gather(self, event: Gather) -> None:
+        bucket = GatheredBucket(self._executor.store.sharded, event)
+        self._executor.weights.begin(event, (bucket, self._executor.messages.gather(event, bucket.flat)))
+
     def _begin_sync(self, event: Sync) -> None:
-        if self._sync:
-            bucket = Bucket(self._executor.store, event)
-            self._buckets.append((bucket, self._executor.messages.sum(event, bucket.flat)))
+        if not self._sync:
+            return
+        store, messages = self._executor.store, self._executor.messages
+        if event.scatters:
+            scattered = ScatteredBucket(store.sharded, event)
+            self._buckets.append((scattered, messages.scatter(event, scattered.rows)))
+        else:
+            bucket = Bucket(store, event)
+            self._buckets.append((bucket, messages.sum(event, bucket.flat)))
 
     def _finish_syncs(self) -> None:
         for bucket, pending in self._buckets:

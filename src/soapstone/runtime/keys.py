@@ -53,6 +53,13 @@ class Received(NamedTuple):
     kind: Literal["received"] = "received"
 
 
+class Gathered(NamedTuple):
+    """Weights that a gather brought together on this device."""
+
+    row: int
+    kind: Literal["gathered"] = "gathered"
+
+
 class Partial(NamedTuple):
     """The partial result of one part."""
 
@@ -95,6 +102,6 @@ class Update(NamedTuple):
 
 
 Given = BatchInput | State | Window  # is here when a step begins
-FromOthers = Received | Total
+FromOthers = Received | Total | Gathered
 ToOthers = Payload | Share  # whose gradient comes from others
 Key = Given | Output | FromOthers | ToOthers | Partial | Kept | Update

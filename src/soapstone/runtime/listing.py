@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .plan import Announce, Combine, Event, Plan, Receive, Round, Run, Send, Sync, tasks_of
+from .plan import Announce, Combine, Event, Gather, Plan, Receive, Round, Run, Send, Sync, tasks_of
 
 MOST = 4  # names in a line
 
@@ -63,9 +63,10 @@ def _line(plan: Plan, device: int, event: Event | Send | Receive) -> Line:
         case Combine():
             what = f"{'gradient of ' if event.backward else ''}{plan.placement.graph.ops[event.op].name}"
             return Line("combine", what, _others(event.devices, device), size, start)
-        case Sync():
+        case Sync() | Gather():
             names = dict.fromkeys(plan.placement.graph.tensors[tensor].name for tensor, _ in event.pieces)
-            return Line("sync", shortened(list(names)), _others(event.devices, device), size, start)
+            what = "gather" if isinstance(event, Gather) else "scatter" if event.scatters else "sync"
+            return Line(what, shortened(list(names)), _others(event.devices, device), size, start)
 
 
 def _others(devices: Sequence[int], device: int) -> tuple[int, ...]:

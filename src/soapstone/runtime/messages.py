@@ -9,7 +9,7 @@ import torch
 
 from ..parts import lengths
 from .placement import Placement
-from .plan import Combine, Event, Receive, Round, Sync
+from .plan import Combine, Event, Gather, Receive, Round, Sync
 from .transports import Incoming, Outgoing, Pending, Row, Transport
 
 AHEAD = 32  # receives that are posted before their turn: a sender waits for them, but to post them all takes time
@@ -46,7 +46,18 @@ class Messages:
 
     def sum(self, event: Combine | Sync, tensor: torch.Tensor) -> Pending:
         """The sum over the event's devices, perhaps in the tensor's own memory."""
-        return self._transport.all_reduce(event.row, tensor, tuple(self._ranks[device] for device in event.devices))
+        return self._transport.all_reduce(event.row, tensor, self._ranks_of(event))
+
+    def scatter(self, event: Sync, rows: torch.Tensor) -> Pending:
+        """This device's row of the sum over the event's devices, of a row for each of them."""
+        return self._transport.reduce_scatter(event.row, rows, self._ranks_of(event))
+
+    def gather(self, event: Gather, own: torch.Tensor) -> Pending:
+        """What each of the event's devices gives, a row for each."""
+        return self._transport.all_gather(event.row, own, self._ranks_of(event))
+
+    def _ranks_of(self, event: Combine | Sync | Gather) -> tuple[int, ...]:
+        return tuple(self._ranks[device] for device in event.devices)
 
     def sum_losses(self, own: torch.Tensor) -> Pending:
         """The sum over all ranks, also those that play no device."""

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import inf
 
-from ..simulator import COMBINE, SYNC, TRANSFER
-from .keys import FromOthers, Given, Key, Payload, Received, Share, State, Total
+from ..simulator import COMBINE, GATHER, SYNC, TRANSFER
+from .keys import FromOthers, Gathered, Given, Key, Payload, Received, Share, State, Total
 from .placement import Placement
 from .segments import Segment
 
 Node = tuple[str, int]  # "forward" or "backward" of a segment, the "row" of a task, or "loss"
 Order = list[Node]
+COMMUNICATION = (TRANSFER, COMBINE, SYNC, GATHER)
 
 
 class Ordering:
@@ -72,12 +73,19 @@ class Ordering:
                 self._add("backward", number, max(own), self._before_backward(number))
         for row in self.rows:
             task = self.native.task(row)
-            if task.kind in (TRANSFER, COMBINE, SYNC) and len(task.devices) > 1 and row != self.needless:
-                self._add("row", row, self.position[row], self._before_row(row))
+            if task.kind in COMMUNICATION and len(task.devices) > 1 and row != self.needless:
+                self._add("row", row, self._position_of(row), self._before_row(row))
         if len(set(self.placement.devices[self.placement.loss_op])) < self.num_ranks:
             key = self.placement.home(self.placement.graph.loss, 0)
             made = self._source(self.placement.loss_holder, key)
             self._add("loss", 0, self.nodes.get(made, (0.0, "", 0))[0], iter([made]))
+
+    def _position_of(self, row: int) -> float:
+        """A gather begins right after what it waits for, ahead of what is computed meanwhile."""
+        task = self.native.task(row)
+        if task.kind != GATHER:
+            return self.position[row]
+        return max((self.position[before] for before in task.after), default=-1) + 0.5
 
     def _closes(self, segment: Segment) -> bool:
         """Whether a segment makes the loss whole, which backward does not wait for; nothing else in it has any."""
@@ -87,7 +95,7 @@ class Ordering:
         found = {}
         for row in self.rows:
             task = self.native.task(row)
-            if task.backward and task.kind not in (TRANSFER, COMBINE, SYNC):
+            if task.backward and task.kind not in COMMUNICATION:
                 found[task.op, task.part, task.finish] = self.position[row]
         return found
 
@@ -114,6 +122,8 @@ class Ordering:
         """The task that brings what other devices give."""
         if isinstance(key, Received):
             return "row", self.placement.flows[key.flow].forward
+        if isinstance(key, Gathered):
+            return "row", key.row
         return "row", self.combines[key.op, key.group, False]
 
     def _before_forward(self, segment: Segment) -> Iterator[Node]:
@@ -124,6 +134,9 @@ class Ordering:
     def _before_backward(self, number: int) -> Iterator[Node]:
         segment = self.segments[number]
         yield "forward", number
+        for key in segment.takes:
+            if isinstance(key, Gathered) and key.row in self.placement.again:
+                yield "row", self.placement.again[key.row]
         for key in segment.gives:
             if isinstance(key, Payload):
                 yield "row", self.placement.flows[key.flow].backward
@@ -139,6 +152,10 @@ class Ordering:
         if task.kind == SYNC:
             yield from self._backward_of_takers(task.devices, [State(tensor) for tensor, _ in task.pieces])
             return
+        if task.kind == GATHER:
+            if task.backward:
+                yield from self._forward_of_takers(task.devices, Gathered(self.first_gather[row]))
+            return
         moves = task.kind == TRANSFER
         devices = task.devices[:1] if moves else task.devices
         if task.backward:
@@ -148,6 +165,16 @@ class Ordering:
         else:
             given = Payload(task.flow) if moves else Share(task.op, task.part)
             yield from (("forward", self.maker[device, given]) for device in devices)
+
+    @cached_property
+    def first_gather(self) -> dict[int, int]:
+        """The row that gathered for forward what a row gathers for backward."""
+        return {again: row for row, again in self.placement.again.items()}
+
+    def _forward_of_takers(self, devices: Sequence[int], key: Key) -> Iterator[Node]:
+        for device in devices:
+            for taker in self.takers.get((device, key), ()):
+                yield "forward", taker
 
     def _backward_of_takers(self, devices: Sequence[int], keys: Sequence[Key]) -> Iterator[Node]:
         for device in devices:

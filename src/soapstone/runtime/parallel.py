@@ -55,8 +55,7 @@ class Parallel:
             verdict()
             self._compare_first(batch)
         if not self._accumulating:
-            for _, parameter in self._store.parameters():
-                parameter.grad = None
+            self._store.drop_gradients()
         try:
             loss = train(self._executor, given, sync, verdict)
         except BaseException as error:

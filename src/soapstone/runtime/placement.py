@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 
 from ..graph import ITEM_SIZES, Op
 from ..parts.place import COMBINED
-from ..simulator import COMBINE, FORWARD, Simulation
-from .keys import BatchInput, Kept, Key, Output, Partial, Payload, Received, Share, State, Total, Update
+from ..simulator import COMBINE, FORWARD, GATHER, Simulation
+from .keys import BatchInput, Gathered, Kept, Key, Output, Partial, Payload, Received, Share, State, Total, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,24 @@ class Placement:
             if flow.source != flow.device:
                 found[flow.source, flow.tensor, flow.part].append(number)
         return found
+
+    @cached_property
+    def gathers(self) -> dict[tuple[int, int], list[int]]:
+        """The rows that gather a parameter for forward, by (device, parameter)."""
+        found: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for row in self.order:
+            task = self.native.task(row)
+            if task.kind == GATHER and not task.backward:
+                for tensor, device in product(dict.fromkeys(tensor for tensor, _ in task.pieces), task.devices):
+                    found[device, tensor].append(row)
+        return found
+
+    @cached_property
+    def again(self) -> dict[int, int]:
+        """The row that gathers for backward what a row gathered for forward."""
+        tasks = ((row, self.native.task(row)) for row in self.order)
+        rows = {(task.pieces[0], task.backward): row for row, task in tasks if task.kind == GATHER}
+        return {row: rows[piece, True] for (piece, back), row in rows.items() if not back and (piece, True) in rows}
 
     @cached_property
     def tasks(self) -> dict[int, list[Task]]:
@@ -198,6 +217,8 @@ class Placement:
             yield BatchInput(tensor)
         elif source != "constant" and device in self.holders[tensor]:
             yield State(tensor)
+            for row in self.gathers.get((device, tensor), ()):
+                yield Gathered(row)
 
     def makes(self, task: Task, device: int) -> Iterator[Key]:
         op = self.graph.ops[task.op]

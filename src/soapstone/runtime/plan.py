@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..simulator import BACKWARD, COMBINE, FORWARD, SYNC, TRANSFER, Simulation
+from ..simulator import BACKWARD, COMBINE, FORWARD, GATHER, SYNC, TRANSFER, Simulation
 from .ordering import Order, Ordering
 from .placement import Placement, Task
 from .rounds import cut_rounds
@@ -71,11 +71,22 @@ class Combine:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Sum the gradients of parameter pieces over their holders."""
+    """Sum the gradients of parameter pieces over their holders; `scatters`: each is left with its share."""
 
     row: int
     pieces: tuple[tuple[int, int], ...]  # (parameter, piece)
     devices: tuple[int, ...]
+    scatters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Make parameter pieces whole on their holders, of each one's share."""
+
+    row: int
+    pieces: tuple[tuple[int, int], ...]
+    devices: tuple[int, ...]
+    backward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,7 @@ class Announce:
     """Tell every rank the loss."""
 
 
-Event = Run | Round | Combine | Sync | Announce
+Event = Run | Round | Combine | Sync | Gather | Announce
 
 
 class Plan:
@@ -171,7 +182,9 @@ class Plan:
         if task.kind == COMBINE:
             return Combine(index, task.op, task.part, tuple(task.devices), task.backward)
         if task.kind == SYNC:
-            return Sync(index, tuple(task.pieces), tuple(task.devices))
+            return Sync(index, tuple(task.pieces), tuple(task.devices), task.is_half)
+        if task.kind == GATHER:
+            return Gather(index, tuple(task.pieces), tuple(task.devices), task.backward)
         source, target = task.devices
         if device == source:
             return Send(index, task.flow, target, task.backward)

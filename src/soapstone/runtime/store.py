@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from .. import _core
 from ..graph import OperatorGraph, Tensor
-from ..parts import Box, hull, reframe, whole
+from ..parts import Box, hull, lengths, reframe
 from ..simulator import Simulation
+from ..strategy import Strategy
+from .shard import Shard
+from .sharded import Sharded
 
 STORED = ("parameter", "buffer")
 
@@ -25,48 +31,13 @@ def constant(tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(tensor.shape).clone()
 
 
-def own_memory(leaves: Iterable[torch.Tensor]) -> None:
-    """Give each gradient memory of its own. Autograd may leave a leaf with a view of what another leaf has for its
-    gradient, or of what a message is sent from; adding to it in place later would change that, too."""
-    for leaf in leaves:
-        if leaf.grad is not None and _uses(leaf.grad) > _UNSHARED:
-            leaf.grad = leaf.grad.clone()
+class Owned(NamedTuple):
+    """Values of a piece of a parameter or buffer, from one of its flat elements on."""
 
-
-def _uses(tensor: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
-_UNSHARED = _uses(torch.empty(1))
-
-
-class Shard:
-    """One rank's box of a parameter or buffer: the hull of what its parts read, over the tensor's own dims."""
-
-    def __init__(self, tensor: Tensor, dims: list[list[int]], box: Box, full: torch.Tensor) -> None:
-        self.name, self.shape, self.dims, self.box = tensor.name, tensor.shape, dims, box
-        local = self.cut(full).clone(memory_format=torch.contiguous_format)
-        self.tensor = nn.Parameter(local, requires_grad=tensor.grad) if tensor.source == "parameter" else local
-
-    def cut(self, full: torch.Tensor) -> torch.Tensor:
-        flat = [[n] for n in self.shape]
-        return reframe(full.detach(), whole(flat), flat, self.box, self.dims)
-
-    def window(self, local: torch.Tensor, box: Box) -> torch.Tensor:
-        """A view of a local tensor (the shard, or its gradient) at a box inside the shard's."""
-        view = local.view([hi - lo for lo, hi in self.box])
-        return view[tuple(slice(lo - start, hi - start) for (lo, hi), (start, _) in zip(box, self.box))]
-
-    def gradient(self) -> torch.Tensor:
-        """The gradient, zeros where nothing was added yet."""
-        if self.tensor.grad is None:
-            self.tensor.grad = torch.zeros_like(self.tensor)
-        return self.tensor.grad
-
-    def own_gradient(self) -> torch.Tensor:
-        """The same, in memory that may be written to."""
-        own_memory([self.tensor])
-        return self.gradient()
+    tensor: int
+    piece: int
+    first: int
+    values: torch.Tensor
 
 
 class Store:
@@ -90,57 +61,88 @@ class Store:
             if boxes:
                 found[i] = Shard(self.graph.tensors[i], self.graph.native.factoring(i), hull(boxes), full.to(place))
         self.shards = dict(sorted(found.items()))
+        self.sharded = self._shared_by(simulation.strategy)
+
+    def _shared_by(self, strategy: Strategy) -> dict[int, Sharded]:
+        """The parameters of which this rank keeps a share."""
+        found: dict[int, Sharded] = {}
+        for op, trained in zip(self.graph.ops, self.graph.trains):
+            shard = strategy[op.name].shard
+            for i in trained if shard != "none" else ():
+                pieces = self.pieces[i]
+                if i not in found and any(self.device in holders and len(holders) > 1 for holders, _ in pieces):
+                    found[i] = Sharded(self.shards[i], pieces, self.device, keeps_weights=shard == "optimizer")
+        return dict(sorted(found.items()))
 
     def read_boxes(self, i: int) -> list[Box]:
         """What this rank's parts read of a tensor: disjoint boxes. Elsewhere in its shard values are never updated."""
         return [box for holders, boxes in self.pieces.get(i, ()) if self.device in holders for box in boxes]
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for shard in self.shards.values():
-            if isinstance(shard.tensor, nn.Parameter):
+        """For an optimizer: shards, or where the rank keeps shares of one, these."""
+        for i, shard in self.shards.items():
+            if i in self.sharded:
+                yield shard.name, self.sharded[i].parameter
+            elif isinstance(shard.tensor, nn.Parameter):
                 yield shard.name, shard.tensor
 
-    def owned(self, gradients: bool) -> list[tuple[int, Box, torch.Tensor]]:
-        """What this rank is the first holder of: (tensor, box, values), on the CPU."""
-        found: list[tuple[int, Box, torch.Tensor]] = []
+    def leaves(self) -> list[torch.Tensor]:
+        """What autograd adds gradients to."""
+        return [shard.tensor for shard in self.shards.values() if shard.tensor.requires_grad]
+
+    def drop_gradients(self) -> None:
+        for tensor in (*self.leaves(), *(each.parameter for each in self.sharded.values())):
+            tensor.grad = None
+
+    def owned(self, gradients: bool) -> list[Owned]:
+        """What this rank is the first holder of, or has a share of, on the CPU."""
+        found: list[Owned] = []
+        for i, each in self.sharded.items():
+            values = each.gradient() if gradients else each.parameter.detach()
+            found += [Owned(i, piece, first, share) for piece, first, share in each.owned(values)]
         for i, pieces in self.pieces.items():
-            if gradients and not self.graph.tensors[i].grad:
+            if i in self.sharded or (gradients and not self.graph.tensors[i].grad):
                 continue
-            for holders, boxes in pieces:
+            for piece, (holders, boxes) in enumerate(pieces):
                 if holders[0] == self.device:
                     shard = self.shards[i]
                     local = shard.gradient() if gradients else shard.tensor.detach()
-                    found += [(i, box, shard.window(local, box).to("cpu", copy=True)) for box in boxes]
+                    flat = torch.cat([shard.window(local, box).reshape(-1) for box in boxes])
+                    found.append(Owned(i, piece, 0, flat.to("cpu", copy=True)))
         return found
 
     def first_windows(self) -> Iterator[torch.Tensor]:
-        """The gradients that this rank is the first holder of: those of all ranks are each element once."""
+        """The gradients that this rank is the first holder of, or has a share of: those of all ranks are each element
+        once."""
+        yield from (each.gradient() for each in self.sharded.values())
         for i, pieces in self.pieces.items():
-            if self.graph.tensors[i].grad:
+            if self.graph.tensors[i].grad and i not in self.sharded:
                 for holders, boxes in pieces:
                     if holders[0] == self.device:
                         yield from (self.shards[i].window(self.shards[i].gradient(), box) for box in boxes)
 
-    def assemble(
-        self, shares: list[list[tuple[int, Box, torch.Tensor]]], start: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
+    def assemble(self, shares: list[list[Owned]], start: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors by name, from what every rank owns; elements that no rank reads are as in `start`, or zero."""
-        whole_tensors: dict[int, torch.Tensor] = {}
-        for i, box, values in (row for share in shares for row in share):
-            tensor = self.graph.tensors[i]
+        tensors, whole_tensors = self.graph.tensors, dict[int, torch.Tensor]()
+        rows = sorted((row for share in shares for row in share), key=lambda row: row[:3])
+        for (i, piece), portions in groupby(rows, key=lambda row: row[:2]):
+            values = torch.cat([row.values for row in portions])
             if i not in whole_tensors:
                 sizes = [n for axis in self.graph.native.factoring(i) for n in axis]
-                unread = start.get(tensor.name)
+                unread = start.get(tensors[i].name)
                 whole_tensors[i] = values.new_zeros(sizes) if unread is None else unread.detach().clone().reshape(sizes)
-            whole_tensors[i][tuple(slice(lo, hi) for lo, hi in box)] = values
-        tensors = self.graph.tensors
+            boxes = self.pieces[i][piece][1]
+            for box, window in zip(boxes, torch.split(values, [prod(lengths(box)) for box in boxes])):
+                whole_tensors[i][tuple(slice(lo, hi) for lo, hi in box)] = window.view(lengths(box))
         return {tensors[i].name: full.reshape(tensors[i].shape) for i, full in sorted(whole_tensors.items())}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take this rank's boxes of a whole state that fits the model."""
         with torch.no_grad():
-            for shard in self.shards.values():
-                if shard.name in state:  # a buffer that is not persistent is in no state
+            for i, shard in self.shards.items():
+                if i in self.sharded:
+                    self.sharded[i].load(state[shard.name])
+                elif shard.name in state:  # a buffer that is not persistent is in no state
                     shard.tensor.copy_(shard.cut(state[shard.name]))
             for name, counter in self.counters.items():
                 counter.copy_(state[name])

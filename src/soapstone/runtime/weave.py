@@ -14,7 +14,8 @@ from ..parts import Box, Draws, Part, hull, lengths, local_shape, projected, ref
 from .keys import BatchInput, Kept, Key, Output, Partial, Received, State, Total, Update
 from .placement import Placement, Task, finish_steps, kept_values
 from .segments import Segment
-from .store import Shard, constant
+from .shard import Shard
+from .store import constant
 from .windows import Windows
 
 Piece = tuple[Box, torch.Tensor]

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from ..parts import Box, Part, local_shape, projected
-from .keys import Key, State, Window
+from .keys import Gathered, Key, State, Window
 from .placement import Placement, Task
 from .segments import Segment
-from .store import Shard
+from .shard import Shard
 
 
 class Windows:
@@ -49,7 +49,10 @@ class Windows:
         found: list[Key] = []
         read = dict.fromkeys(window for task in segment.tasks for window in self._read(task))
         for key in segment.takes:
-            found += [window for window in read if window.tensor == key.tensor] if isinstance(key, State) else [key]
+            if isinstance(key, State):
+                found += [window for window in read if window.tensor == key.tensor]
+            elif not isinstance(key, Gathered):  # which brings nothing but the windows' values
+                found.append(key)
         return found
 
     def _read(self, task: Task) -> Iterable[Window]:
@@ -69,7 +72,8 @@ class Windows:
             found[key] = self._lent.get(key.tensor, shard.tensor)
         for key, box in self._cuts:
             shard, whole = self._shards[key.tensor], found[Window(key.tensor, 0)]
-            found[key] = shard.window(whole.detach(), box).requires_grad_(shard.tensor.requires_grad)
+            with shard.in_memory():
+                found[key] = shard.window(whole.detach(), box).requires_grad_(shard.tensor.requires_grad)
         return found
 
     def gather(self, tensor: int, values: Mapping[Key, torch.Tensor]) -> None:

@@ -55,10 +55,8 @@ class GlooTransport:
 
     def _reduce_by_messages(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         """Everyone to everyone, and everyone adds in the same order."""
-        others = [rank for rank in ranks if rank != self.rank]
         parts = {rank: tensor.clone() if rank == self.rank else torch.empty_like(tensor) for rank in ranks}
-        works = {other: dist.irecv(parts[other], other, tag=row) for other in others}
-        self._outgoing += [(parts[self.rank], dist.isend(parts[self.rank], other, tag=row)) for other in others]
+        works = self._swap(row, dict.fromkeys(ranks, parts[self.rank]), parts)
 
         def total() -> torch.Tensor:
             for other, work in works.items():
@@ -69,6 +67,55 @@ class GlooTransport:
             return self._back(tensor)
 
         return total
+
+    def reduce_scatter(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        rows = self._readable(rows)
+        if ranks not in self.groups:
+            return self._scatter_by_messages(row, rows, ranks)
+        own = self._buffer(tuple(rows.shape[1:]), rows.dtype)
+        work = self.groups[ranks]._reduce_scatter_base(own, rows)
+        return self._arrival(own, work)
+
+    def all_gather(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        tensor = self._readable(tensor)
+        rows = self._buffer((len(ranks), *tensor.shape), tensor.dtype)
+        if ranks not in self.groups:
+            return self._gather_by_messages(row, tensor, rows, ranks)
+        self._outgoing.append((tensor, work := self.groups[ranks]._allgather_base(rows, tensor)))
+        return self._arrival(rows, work)
+
+    def _scatter_by_messages(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        """Every row to its rank, which adds in the ranks' order."""
+        own = rows[ranks.index(self.rank)]
+        parts = {rank: own if rank == self.rank else torch.empty_like(own) for rank in ranks}
+        works = self._swap(row, {rank: rows[i] for i, rank in enumerate(ranks)}, parts)
+
+        def total() -> torch.Tensor:
+            for other, work in works.items():
+                self._wait(work, parts[other])
+            return self._back(torch.stack([parts[rank] for rank in ranks]).sum(0))
+
+        return total
+
+    def _gather_by_messages(
+        self, row: int, tensor: torch.Tensor, rows: torch.Tensor, ranks: tuple[int, ...]
+    ) -> Pending:
+        rows[ranks.index(self.rank)] = tensor
+        works = self._swap(row, dict.fromkeys(ranks, tensor), {rank: rows[i] for i, rank in enumerate(ranks)})
+
+        def whole() -> torch.Tensor:
+            for work in works.values():
+                self._wait(work, rows)
+            return self._back(rows)
+
+        return whole
+
+    def _swap(self, row: int, given: Mapping[int, torch.Tensor], taken: Mapping[int, torch.Tensor]) -> dict[int, Any]:
+        """Exchange a tensor with every other rank; what is still to come."""
+        others = [rank for rank in given if rank != self.rank]
+        works = {other: dist.irecv(taken[other], other, tag=row) for other in others}
+        self._outgoing += [(given[other], dist.isend(given[other], other, tag=row)) for other in others]
+        return works
 
     def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         numbers = torch.tensor([float(refused), 0 if weight is None else float(weight)], dtype=torch.float64)

@@ -71,11 +71,8 @@ class NcclTransport:
 
     def _reduce_by_messages(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         """Everyone to everyone in one group, and everyone adds in the same order."""
-        others = [rank for rank in ranks if rank != self.rank]
         parts = {rank: tensor if rank == self.rank else torch.empty_like(tensor) for rank in ranks}
-        ops = [dist.P2POp(dist.isend, tensor, self._peer(other)) for other in others]
-        ops += [dist.P2POp(dist.irecv, parts[other], self._peer(other)) for other in others]
-        wait = self._issue(ops)
+        wait = self._swap(dict.fromkeys(ranks, tensor), parts)
 
         def total() -> torch.Tensor:
             wait()
@@ -85,6 +82,44 @@ class NcclTransport:
             return found
 
         return total
+
+    def reduce_scatter(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        rows = rows.contiguous()
+        if ranks not in self.groups:
+            return self._scatter_by_messages(rows, ranks)
+        own = torch.empty_like(rows[0])
+        group = self.groups[ranks]
+        wait = self._on_stream([own, rows], lambda: dist.reduce_scatter_tensor(own, rows, group=group))
+        return self._after(wait, own)
+
+    def all_gather(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        tensor = tensor.contiguous()
+        rows = tensor.new_empty((len(ranks), *tensor.shape))
+        if ranks in self.groups:
+            group = self.groups[ranks]
+            wait = self._on_stream([rows, tensor], lambda: dist.all_gather_into_tensor(rows, tensor, group=group))
+            return self._after(wait, rows)
+        rows[ranks.index(self.rank)] = tensor
+        return self._after(self._swap(dict.fromkeys(ranks, tensor), dict(zip(ranks, rows))), rows)
+
+    def _scatter_by_messages(self, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        """Every row to its rank in one group, which adds in the ranks' order."""
+        given = dict(zip(ranks, rows))
+        parts = {rank: given[rank] if rank == self.rank else torch.empty_like(rows[0]) for rank in ranks}
+        wait = self._swap(given, parts)
+
+        def total() -> torch.Tensor:
+            wait()
+            return torch.stack([parts[rank] for rank in ranks]).sum(0)
+
+        return total
+
+    def _swap(self, given: Mapping[int, torch.Tensor], taken: Mapping[int, torch.Tensor]) -> Callable[[], None]:
+        """Exchange a tensor with every other rank, in one group."""
+        others = [rank for rank in given if rank != self.rank]
+        ops = [dist.P2POp(dist.isend, given[other], self._peer(other)) for other in others]
+        ops += [dist.P2POp(dist.irecv, taken[other], self._peer(other)) for other in others]
+        return self._issue(ops)
 
     def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         refusals = torch.tensor([int(refused)])

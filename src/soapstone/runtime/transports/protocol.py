@@ -63,6 +63,14 @@ class Transport(Protocol):
         """The sum over these ranks, the same to the bit on each of them; perhaps in the tensor's own memory."""
         ...
 
+    def reduce_scatter(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        """Of the sum over these ranks, the row of this one; `rows` has one for each of them."""
+        ...
+
+    def all_gather(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        """The tensors of these ranks, a row for each; all are equally long."""
+        ...
+
     def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         """Ask all ranks two things when a step begins: does any refuse its batch, and what do their weights sum to?
         The answer is on its way while the first segment runs."""

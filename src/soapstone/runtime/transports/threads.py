@@ -129,6 +129,14 @@ class ThreadTransport:
             total += share
         return lambda: total
 
+    def reduce_scatter(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        total = self.all_reduce(row, rows, ranks)()
+        return lambda: total[ranks.index(self.rank)]
+
+    def all_gather(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        found = torch.stack(self._meet(ranks, row, tensor.detach().clone()))
+        return lambda: found
+
     def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         if self.size == 1:
             return lambda: (refused, weight)
