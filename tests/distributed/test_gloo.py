@@ -14,6 +14,7 @@ from torch import nn
 import soapstone as ss
 from tests.support.models import CASES
 from tests.support.seeds import seeds
+from tests.support.sharding import sharded
 from tests.support.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
 from .launch import run_processes
@@ -25,8 +26,9 @@ def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path)
     case = CASES[name]
     graph = ss.capture(case.workload())
     topology = ss.Topology.parse(f"cpu:1x{ranks}")
-    strategies = [ss.baselines.data_parallel(graph, topology)]
-    strategies += [ss.baselines.random(graph, topology, seed=seed) for seed in (100, 101)]
+    data = ss.baselines.data_parallel(graph, topology)
+    strategies = [data, sharded(data, 0, ("all",)), sharded(data, 0, ("optimizer",))]
+    strategies += [sharded(ss.baselines.random(graph, topology, seed=seed), seed) for seed in (100, 101)]
     batches = case.batches(STEPS)
 
     def run(rank: int) -> list[Record]:
@@ -50,7 +52,7 @@ def test_sums_without_a_group_train_like_one_device(name: str, tmp_path: Path, m
     """All-reduces among sets of ranks that have no process group go by messages."""
     case = CASES[name]
     graph, topology = ss.capture(case.workload()), ss.Topology.parse("cpu:1x3")
-    strategies = [ss.baselines.random(graph, topology, seed=seed) for seed in (100, 101, 102)]
+    strategies = [sharded(ss.baselines.random(graph, topology, seed=seed), seed) for seed in (100, 101, 102)]
     batches = case.batches(STEPS)
     monkeypatch.setattr("soapstone.runtime.transports.groups.MOST_GROUPS", 0)
 

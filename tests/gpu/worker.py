@@ -18,6 +18,7 @@ import soapstone as ss
 from soapstone.runtime import Transport
 from soapstone.runtime.transports import joined
 from tests.support.models import CASES
+from tests.support.sharding import sharded
 from tests.support.training import SEED, Record, assert_same, train_rank
 
 from .models import MODELS, batches
@@ -38,7 +39,8 @@ def check(
 ) -> None:
     graph = captured(name)
     topology = ss.Topology.parse(f"h200:1x{transport.size}")
-    strategy = ss.baselines.random(graph, topology, seed=seed) if seed is not None else whole(graph, topology)
+    chosen = ss.baselines.random(graph, topology, seed=seed) if seed is not None else whole(graph, topology)
+    strategy = sharded(chosen, seed or 0)
     work = MODELS[name]()
     given = batches(name, work)
     torch.manual_seed(SEED)
@@ -49,7 +51,7 @@ def check(
 def check_clipping_and_evaluation(name: str, transport: Transport, place: torch.device) -> None:
     """A clipped step, and the model's output after it, against plain PyTorch on the CPU."""
     graph, topology, (batch,) = captured(name), ss.Topology.parse(f"h200:1x{transport.size}"), CASES[name].batches(1)
-    strategy = ss.baselines.random(graph, topology, seed=0)
+    strategy = sharded(ss.baselines.random(graph, topology, seed=0), 0)
     plain = CASES[name].workload()
     work = MODELS[name]().on(place)
     torch.manual_seed(SEED)

@@ -18,6 +18,7 @@ from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.locating import Difference, first_difference
 from soapstone.runtime.plan import Plan, Run
 from tests.support.models import ALL, CASES, captured
+from tests.support.sharding import sharded
 from tests.support.training import optimizer_of, train_plain, train_threads
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ def on_threads(
     name: str, seed: int, ranks: int, act: Callable[[Parallel], T], work: Callable[[], ss.Workload] | None = None
 ) -> list[T]:
     topology = ss.Topology.parse(f"cpu:1x{ranks}")
-    strategy = ss.baselines.random(captured(name), topology, seed=seed)
+    strategy = sharded(ss.baselines.random(captured(name), topology, seed=seed), seed)
     works = [(work or ALL[name].workload)() for _ in range(ranks)]
 
     def run(rank: int, transport: ThreadTransport) -> T:

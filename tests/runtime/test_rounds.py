@@ -18,6 +18,7 @@ from soapstone.runtime.plan import Announce, Event, Plan, Round, Run
 from soapstone.runtime.rounds import cut_rounds
 from soapstone.runtime.transports import Incoming, Outgoing
 from tests.support.models import ALL, captured
+from tests.support.sharding import sharded
 from tests.support.training import STEPS, train_threads
 
 BURST = 16
@@ -25,7 +26,8 @@ BURST = 16
 
 def planned(name: str, devices: int, seed: int) -> Plan:
     topology = ss.Topology.parse(f"cpu:1x{devices}")
-    simulation = ss.simulate(captured(name), topology, ss.baselines.random(captured(name), topology, seed=seed))
+    strategy = sharded(ss.baselines.random(captured(name), topology, seed=seed), seed)
+    simulation = ss.simulate(captured(name), topology, strategy)
     return Plan(simulation, simulation.order, devices)
 
 

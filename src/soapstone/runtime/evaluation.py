@@ -111,13 +111,13 @@ def gathered(executor: Executor, tensor: int, found: Mapping[Key, torch.Tensor])
 
 
 def _like(graph: OperatorGraph, trained: Strategy) -> Strategy:
-    """The strategy of the training for the ops that it knows, data parallelism for the others."""
+    """The strategy of the training for the ops that it knows, data parallelism for the others; weights whole."""
     strategy = data_parallel(graph, trained.topology)
     known = {op.name for op in trained.graph.ops}
     for op in graph.ops:
         if op.name in known:
             try:
-                strategy = strategy.replace({op.name: trained[op.name]})
+                strategy = strategy.replace({op.name: replace(trained[op.name], shard="none")})
             except SoapstoneError:  # another op by the same name, or another batch
                 continue
     return strategy

@@ -73,7 +73,7 @@ class GlooTransport:
         if ranks not in self.groups:
             return self._scatter_by_messages(row, rows, ranks)
         own = self._buffer(tuple(rows.shape[1:]), rows.dtype)
-        work = self.groups[ranks]._reduce_scatter_base(own, rows)
+        work = self.groups[ranks]._reduce_scatter_base(own, rows.view(-1))
         return self._arrival(own, work)
 
     def all_gather(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
@@ -81,7 +81,7 @@ class GlooTransport:
         rows = self._buffer((len(ranks), *tensor.shape), tensor.dtype)
         if ranks not in self.groups:
             return self._gather_by_messages(row, tensor, rows, ranks)
-        self._outgoing.append((tensor, work := self.groups[ranks]._allgather_base(rows, tensor)))
+        self._outgoing.append((tensor, work := self.groups[ranks]._allgather_base(rows.view(-1), tensor)))
         return self._arrival(rows, work)
 
     def _scatter_by_messages(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:

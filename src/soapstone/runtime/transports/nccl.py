@@ -89,7 +89,7 @@ class NcclTransport:
             return self._scatter_by_messages(rows, ranks)
         own = torch.empty_like(rows[0])
         group = self.groups[ranks]
-        wait = self._on_stream([own, rows], lambda: dist.reduce_scatter_tensor(own, rows, group=group))
+        wait = self._on_stream([own, rows], lambda: dist.reduce_scatter_tensor(own, rows.view(-1), group=group))
         return self._after(wait, own)
 
     def all_gather(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
@@ -97,7 +97,9 @@ class NcclTransport:
         rows = tensor.new_empty((len(ranks), *tensor.shape))
         if ranks in self.groups:
             group = self.groups[ranks]
-            wait = self._on_stream([rows, tensor], lambda: dist.all_gather_into_tensor(rows, tensor, group=group))
+            wait = self._on_stream(
+                [rows, tensor], lambda: dist.all_gather_into_tensor(rows.view(-1), tensor, group=group)
+            )
             return self._after(wait, rows)
         rows[ranks.index(self.rank)] = tensor
         return self._after(self._swap(dict.fromkeys(ranks, tensor), dict(zip(ranks, rows))), rows)
