@@ -11,7 +11,7 @@ from soapstone.searching.reinforce import reinforce
 from .jobs import Found, Job, Results
 from .settings import TRAINING, Setting
 
-BASELINES = tuple(ss.baselines.BASELINES)
+BASELINES = ss.baselines.UNSHARDED
 SEARCHED = ("optcnn", "reinforce", "paper", "soapstone")
 NAMES = {
     "data": "data parallelism",
@@ -57,7 +57,9 @@ def _strategy(
         return optcnn(graph, topology, training=TRAINING, budget=budget)
     if method == "reinforce":
         return reinforce(graph, topology, training=TRAINING, budget=budget, seed=seed).strategy
-    return ss.search(graph, topology, training=TRAINING, budget=budget, seed=seed, method=method).strategy
+    return ss.search(
+        graph, topology, training=TRAINING, budget=budget, seed=seed, method=method, sharding=False
+    ).strategy
 
 
 def job(setting: Setting, method: str, budget: float, seed: int = 0) -> Job:

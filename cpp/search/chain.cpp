@@ -52,7 +52,22 @@ Strategy Chain::strategy() const {
 
 const Configuration& Chain::option(const Move& move, size_t index) const {
   const auto& table = tables_[move.table];
-  return index < table.size() ? table[index] : move.own[index - table.size()];
+  if (index < table.size()) return table[index];
+  index -= table.size();
+  return index < move.own.size() ? move.own[index] : shards_[index - move.own.size()];
+}
+
+void Chain::find_changes(const Move& move, const Configuration& option) {
+  const bool reshards = option.devices.empty();
+  changes_.clear();
+  for (const OpIndex op : reshards ? move.sharers : move.ops) {
+    const Configuration& now = simulator_->graph.ops[op].configuration;
+    if (reshards ? now.shard == option.shard : now.degrees == option.degrees && now.devices == option.devices) continue;
+    if (reshards)
+      changes_.push_back({op, {now.degrees, now.devices, option.shard}});
+    else
+      changes_.push_back({op, {option.degrees, option.devices, now.shard}});
+  }
 }
 
 Configuration Chain::drawn(const Move& move) {
@@ -98,9 +113,7 @@ void Chain::note() {
 // The makespan where it may be accepted; then the proposal is open, unless nothing changes.
 std::optional<int64_t> Chain::propose(const Move& move, const Configuration& option, int64_t limit) {
   ++num_proposals_;
-  changes_.clear();
-  for (const OpIndex op : move.ops)
-    if (simulator_->graph.ops[op].configuration != option) changes_.emplace_back(op, option);
+  find_changes(move, option);
   if (changes_.empty()) return std::nullopt;
   if (engine_ == Method::full) return propose_anew(limit);
   const bool to_the_end = overflow_ || engine_ == Method::delta;

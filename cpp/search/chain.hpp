@@ -21,13 +21,15 @@
 
 namespace soapstone {
 
-// Ops that are configured as one: by an entry of one of the chain's tables, or by one of their own. A walk puts each
-// part of what it has drawn `anywhere`, on any device, or leaves it where it is.
+// Ops that are configured as one: by an entry of one of the chain's tables, or by one of their own, of which each op
+// takes all but the shard; or the `sharers`, those of them that train parameters and all who share these, take another
+// shard. A walk puts each part of what it has drawn `anywhere`, on any device, or leaves it where it is.
 struct Move {
   std::vector<OpIndex> ops;
   int32_t table = 0;
   std::vector<Configuration> own;
   bool anywhere = false;
+  std::vector<OpIndex> sharers;
 };
 
 // Goes from `first` to `last` along a walk, each time by the same factor.
@@ -89,8 +91,12 @@ class Chain {
     double seconds;
   };
 
-  size_t num_options(const Move& move) const { return tables_[move.table].size() + move.own.size(); }
+  size_t num_options(const Move& move) const {
+    return tables_[move.table].size() + move.own.size() + (move.sharers.empty() ? 0 : shards_.size());
+  }
+  // One without devices changes the shard alone.
   const Configuration& option(const Move& move, size_t index) const;
+  void find_changes(const Move& move, const Configuration& option);
   Configuration drawn(const Move& move);
   size_t draw(size_t count);
   double draw();
@@ -108,6 +114,7 @@ class Chain {
   const Machine machine_;
   const Times& times_;
   const std::vector<std::vector<Configuration>> tables_;
+  const std::array<Configuration, 3> shards_{{{{}, {}, Shard::none}, {{}, {}, Shard::optimizer}, {{}, {}, Shard::all}}};
   const MemoryLimit memory_;
   std::mt19937_64 random_;
   const Method engine_;

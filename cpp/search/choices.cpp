@@ -41,6 +41,7 @@ void what_follows(const Choice& choice, const Column& after, Column& follows) {
 }
 
 Choice ChoiceMaker::make(OpIndex op, const Configuration& configuration) {
+  if (configuration.shard != Shard::none) throw std::invalid_argument("bounds know no sharded parameters");
   layout_ = layouts_.of(op, configuration.degrees);
   Choice choice;
   choice.configuration = configuration;

@@ -374,17 +374,17 @@ class Chain:
 
     def go(self, strategy: Sequence[tuple[Sequence[int], Sequence[int], int]]) -> None: ...
 
-    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
+    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool, Sequence[int]]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
         """
-        Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any device); ends: (proposals, seconds, patience in proposals, in seconds).
+        Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any device, the ops whose shard may change); ends: (proposals, seconds, patience in proposals, in seconds).
         """
 
-    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool]], ends: tuple[int, float, int, float], share: float) -> bool:
+    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool, Sequence[int]]], ends: tuple[int, float, int, float], share: float) -> bool:
         """
         Take improvements until this share of all options was tried in vain in a row; whether it came to that.
         """
 
-    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool]], ends: tuple[int, float, int, float]) -> bool | None:
+    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int]], bool, Sequence[int]]], ends: tuple[int, float, int, float]) -> bool | None:
         """Whether nothing improves the strategy; None where it ends before."""
 
     def stop(self) -> None:

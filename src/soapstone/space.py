@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from math import log10
 
-from .baselines import BASELINES
+from .baselines import BASELINES, UNSHARDED
 from .graph import Op, OperatorGraph
 from .strategy import Configuration
 from .topology import Topology
@@ -44,7 +44,7 @@ class Space:
 
     @cached_property
     def _baselines(self) -> dict[str, list[Configuration]]:
-        strategies = [make(self.graph, self.topology) for make in BASELINES.values()]
+        strategies = [BASELINES[name](self.graph, self.topology) for name in UNSHARDED]
         return {op.name: [strategy[op.name] for strategy in strategies] for op in self.graph.ops}
 
     @cached_property

@@ -149,7 +149,7 @@ def test_search() -> None:
             chain = _core.Chain(graph.native, machine, times.native, [[]], [], 0, seed)
             chain.go([whole, rest])
             assert chain.makespan == now
-            chain.walk([([0], 0, [split], False)], temperature, temperature, True, (1, 1e9, 2**62, 1e9))
+            chain.walk([([0], 0, [split], False, [])], temperature, temperature, True, (1, 1e9, 2**62, 1e9))
             accepted += chain.makespan != now
             assert chain.makespan in (now, then)
         assert accepted / tries == pytest.approx(expected, abs=0.05)

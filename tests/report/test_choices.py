@@ -161,3 +161,12 @@ def test_the_parts_of_a_device_s_time_add_up(strategy: str) -> None:
             assert min(rows) >= 0
             assert sum(rows) == sim.makespan_ns
         assert sum(found.compute) == round(sim.compute_time * 1e9)
+
+
+def test_ops_that_share_a_weight_are_one_choice_where_they_shard_it() -> None:
+    lstm, topology = graph("lstm"), ss.Topology.parse("p100:1x4")
+    data, fsdp = ss.baselines.data_parallel(lstm, topology), ss.baselines.fsdp(lstm, topology)
+    found = compared(ss.simulate(lstm, topology, fsdp), data)
+    sharers = next(group for group in lstm.sharers if lstm.index("embed") in group)
+    assert lstm.index("project") in sharers
+    assert [choice for choice in found.choices if set(sharers) <= set(choice.ops)]

@@ -91,7 +91,7 @@ def test_bounds_count_only_what_is_read() -> None:
     proof = exhaustive(graph, topology, first=ss.baselines.data_parallel(graph, topology))
     assert proof.proved
     assert proof.root_gap >= 0
-    assert proof.makespan <= ss.search(graph, topology, budget=None, proposals=2000).makespan
+    assert proof.makespan <= ss.search(graph, topology, budget=None, proposals=2000, sharding=False).makespan
     tables = [problem.options.all_of(i) for i in range(len(graph.ops))]
     native = _core.Exhaustive(graph.native, problem.machine, problem.times.native, tables)
     rng = random.Random(0)
@@ -108,7 +108,7 @@ def test_the_proof_of_a_small_lenet() -> None:
     assert proof.log10_size == pytest.approx(ss.Space(graph, topology).log10_size)
     assert proof.makespan == ss.simulate(graph, topology, proof.strategy).makespan
     assert 0 < proof.root_gap < 1
-    assert ss.search(graph, topology, proposals=20_000, budget=None).makespan == proof.makespan
+    assert ss.search(graph, topology, proposals=20_000, budget=None, sharding=False).makespan == proof.makespan
 
 
 def test_without_time_there_is_no_proof() -> None:

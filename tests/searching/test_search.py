@@ -5,17 +5,20 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 import soapstone as ss
 from soapstone import _core
+from soapstone.errors import SoapstoneError
 from soapstone.graph import OperatorGraph
 from soapstone.loading import Request, load_graph
 from soapstone.searching import Progress
 from soapstone.searching.problem import Problem
 from soapstone.searching.tying import levels
+from soapstone.strategy import SHARDS
 from tests.support.chains import Launching, graph_of
 
 MODELS = ("lenet", "inception-v3", "resnet-101", "rnnlm", "nmt", "gpt2", "shared")
@@ -43,7 +46,8 @@ def test_it_says_what_the_strategy_takes_and_beats_the_baselines(name: str, text
     assert spans == sorted(spans, reverse=True)
     assert spans[-1] == result.makespan
     space = ss.Space(graph, topology)
-    assert all(result.strategy[op.name] in space.configurations(op.name) for op in graph.ops)
+    unsharded = {name: replace(configuration, shard="none") for name, configuration in result.strategy.items()}
+    assert all(unsharded[op.name] in space.configurations(op.name) for op in graph.ops)
 
 
 def test_a_start_that_ties_cannot_hold_is_seen_as_it_is() -> None:
@@ -91,11 +95,33 @@ def test_a_local_optimum_has_no_better_neighbour(name: str) -> None:
     space = ss.Space(graph, topology)
     assert result.locally_optimal == "yes"
     sizes = [len(space.configurations(op.name)) for op in graph.ops]
-    assert result.neighbours == sum(size for size in sizes if size > 1)
+    shards = [len(SHARDS) * bool(trained) for trained in graph.trains]
+    assert result.neighbours == sum(size + more for size, more in zip(sizes, shards) if size > 1)
     simulator = ss.Simulator(graph, topology, result.strategy)
+
+    def is_better(changes: dict[str, ss.Configuration]) -> bool:
+        return simulator.propose(changes, limit=simulator.makespan_ns - 1) is not None
+
     for op in graph.ops:
+        shard = result.strategy[op.name].shard
         for configuration in space.configurations(op.name):
-            assert simulator.propose({op.name: configuration}, limit=simulator.makespan_ns - 1) is None
+            assert not is_better({op.name: replace(configuration, shard=shard)})
+    for sharers in graph.sharers:
+        names = [graph.ops[i].name for i in sharers]
+        for shard in SHARDS:
+            assert not is_better({name: replace(result.strategy[name], shard=shard) for name in names})
+
+
+def test_where_nothing_else_fits_it_begins_with_what_is_sharded() -> None:
+    graph, topology = case("gpt2", "p100:1x4")
+    memory = ss.simulate(graph, topology, ss.baselines.fsdp(graph, topology)).memory
+    tight = replace(
+        topology, devices=tuple(replace(d, memory=int(need)) for d, need in zip(topology.devices, memory.peak))
+    )
+    begin = partial(ss.search, graph, tight, proposals=1, budget=None, initial=["data", "sharded"])
+    assert ss.simulate(graph, tight, begin().strategy).fits
+    with pytest.raises(SoapstoneError, match="no strategy that was found fits"):
+        begin(sharding=False)
 
 
 def test_a_result_that_is_no_local_optimum_says_so() -> None:
@@ -126,7 +152,7 @@ def test_metropolis_accepts_as_often_as_it_should() -> None:
     native.go(start)
     visits = [0, 0]
     for _ in range(4000):
-        native.walk([([op], 0, [], False)], tau, tau, True, (1, 1e300, *FOREVER))
+        native.walk([([op], 0, [], False, [])], tau, tau, True, (1, 1e300, *FOREVER))
         visits[native.makespan == costs[1]] += 1
     expected = costs[0] ** (-1 / tau) / (costs[0] ** (-1 / tau) + costs[1] ** (-1 / tau))
     assert visits[0] / 4000 == pytest.approx(expected, abs=0.04)

@@ -21,8 +21,8 @@ def special_cases(model: str, machine: str) -> Found:
     own = {op.name: set(listed.configurations(op.name)) for op in graph.ops}
     missing = {
         name: sum(strategy[op.name] not in own[op.name] for op in graph.ops)
-        for name, make in ss.baselines.BASELINES.items()
-        for strategy in [make(graph, topology)]
+        for name in ss.baselines.UNSHARDED
+        for strategy in [ss.baselines.BASELINES[name](graph, topology)]
     }
     hybrid = sum(sum(n > 1 for n in c.degrees.values()) > 1 for found in own.values() for c in found)
     return {"missing": missing, "configurations": sum(map(len, own.values())), "hybrid": hybrid}

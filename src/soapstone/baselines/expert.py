@@ -23,7 +23,7 @@ def expert(graph: OperatorGraph, topology: Topology) -> Strategy:
     if kinds & _CELLS:
         return _by_layer(graph, topology)
     if "attention" in kinds:
-        return _megatron(graph, topology)
+        return megatron(graph, topology)
     if any(kind.startswith("conv") for kind in kinds):
         return _one_weird_trick(graph, topology)
     return data_parallel(graph, topology)
@@ -52,7 +52,8 @@ def _by_layer(graph: OperatorGraph, topology: Topology) -> Strategy:
     return Strategy(graph, topology, found)
 
 
-def _megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
+def megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
+    """Columns, then rows, of the products inside a node; data parallelism across nodes, and for what is no product."""
     nodes = _nodes(topology)
     width = min(map(len, nodes))
     devices = tuple(device for node in nodes for device in node[:width])

@@ -69,19 +69,32 @@ def compared(
     return Comparison(ours, theirs, tuple(found), len(all_groups) - len(found))
 
 
-Groups = dict[tuple[str, Configuration, Configuration], tuple[int, ...]]
+_Key = tuple[str, Configuration, Configuration]
+Groups = dict[_Key, tuple[int, ...]]
 
 
 def groups_of(strategy: Strategy, other: Strategy) -> Groups:
     """Layers that differ, with those of other blocks that differ in the same way."""
-    found: dict[tuple[str, Configuration, Configuration], list[int]] = defaultdict(list)
+    found: dict[_Key, list[int]] = defaultdict(list)
     ops = strategy.graph.ops
     for layer in layers_of(strategy):
         for i in layer.ops:
             mine, its = strategy[ops[i].name], other[ops[i].name]
             if mine != its:
                 found[pattern_of(layer.name), mine, its].append(i)
-    return {key: tuple(sorted(members)) for key, members in found.items()}
+    return {key: tuple(sorted(members)) for key, members in _joined(strategy, other, found).items()}
+
+
+def _joined(strategy: Strategy, other: Strategy, groups: dict[_Key, list[int]]) -> dict[_Key, list[int]]:
+    """Groups that share a parameter are one where they shard it otherwise: only together can they take that back."""
+    graph = strategy.graph
+    for sharers in graph.sharers:
+        name = graph.ops[sharers[0]].name
+        if len(sharers) > 1 and strategy[name].shard != other[name].shard:
+            first, *rest = [key for key, members in groups.items() if not set(sharers).isdisjoint(members)]
+            for key in rest:
+                groups[first] += groups.pop(key)
+    return groups
 
 
 def largest(strategy: Strategy, groups: Groups, count: int) -> Groups:

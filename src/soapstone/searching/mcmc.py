@@ -10,7 +10,7 @@ from itertools import islice
 from math import inf
 from time import monotonic
 
-from ..baselines import BASELINES
+from ..baselines import BASELINES, UNSHARDED
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph, scaled
@@ -25,11 +25,13 @@ from .methods import METHODS, TEMPERATURES, Start
 from .problem import Problem
 from .tying import Groups, levels, tied
 
-# What each method begins with; one: everything on one device of each kind; node: the baselines on one node of several.
-INITIAL = {"soapstone": (*BASELINES, "one", "node", "optcnn", "random"), "paper": ("data", "random")}
+# What each method begins with; one: everything on one device of each kind; node: the baselines on one node of several;
+# sharded: the baselines that shard parameters, where nothing else fits.
+INITIAL = {"soapstone": (*UNSHARDED, "one", "node", "optcnn", "sharded", "random"), "paper": ("data", "random")}
 # OptCNN looks for a start in at most this share of the time, in as many options as it gets to; where proposals are
 # counted, which must not depend on the clock, in few options on up to so many devices.
 OPTCNN_SHARE, OPTCNN_DEVICES, FEW_ROUNDS = 0.5, 16, 2
+SHARDED = ("zero1", "fsdp")
 TICK = 0.1  # seconds between two calls of `progress`
 
 
@@ -85,6 +87,7 @@ def search(
     method: str = "soapstone",
     chains: int = 1,
     memory_limit: bool = True,
+    sharding: bool = True,
     temperature: float | None = None,
     engine: str = FASTEST,
     progress: Callable[[Progress], None] | None = None,
@@ -96,7 +99,8 @@ def search(
     of chains give the same result unless time ends it. `temperature` is the first one, as a share of the cost. The
     engine changes how long proposals take, not what is found: `full` and `delta` are the paper's. What
     by its simulated peak does not fit into a device's memory is never returned unless `memory_limit` is False;
-    SoapstoneError where nothing that fits is found.
+    SoapstoneError where nothing that fits is found. With `sharding` it also looks for parameters that their holders
+    should share.
     """
     check_arguments(budget, proposals, seed, method, chains, temperature, engine)
     if progress is not None and not callable(progress):
@@ -107,6 +111,7 @@ def search(
         topology,
         training=training,
         memory_limit=memory_limit,
+        sharding=sharding,
         progress=lambda share: report(Progress("asking for costs", share)),
     )
     groups = levels(graph)
@@ -186,7 +191,7 @@ def _starts(
     drawn: list[Start] = []
     if isinstance(initial, str | Strategy):
         initial = [initial]
-    known = ", ".join(INITIAL["soapstone"])
+    known = ", ".join((*BASELINES, *(name for name in INITIAL["soapstone"] if name not in BASELINES)))
     if not isinstance(initial, Sequence):
         raise SoapstoneError(f"initial={shortened(initial)} is no list; use some of {known}")
     for start in initial:
@@ -203,13 +208,16 @@ def _starts(
             given += problem.on_one_node()
         elif start == "optcnn":
             given += _by_optcnn(problem, levels, deadline, alone=len(initial) == 1)
+        elif start == "sharded":
+            if problem.options.shards and all(not_fitting for not_fitting, _ in map(problem.cost, given)):
+                given += [BASELINES[name](problem.graph, problem.topology).native for name in SHARDED]
         else:
             raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {known}, or a Strategy")
     if not given and not drawn and deadline.is_interrupted():
         raise KeyboardInterrupt
     if not given and not drawn:
         raise SoapstoneError(f"a search needs an initial strategy; use {known}, or a Strategy")
-    given.sort(key=lambda native: problem.played(native).makespan)
+    given.sort(key=problem.cost)
     for native in given:
         for groups in levels:
             problem.ask(tied(native, groups))
@@ -260,7 +268,7 @@ def _by_optcnn(problem: Problem, tyings: Sequence[Groups], deadline: _StartDeadl
         found = [native for _, native in islice(sums, rounds)]
     except SoapstoneError:
         return []
-    return sorted(found, key=lambda native: problem.played(native).makespan)[:1]
+    return sorted(found, key=problem.cost)[:1]
 
 
 def _fixed(native: list[Native]) -> Start:

@@ -7,17 +7,20 @@ from itertools import pairwise
 
 from ..simulator import KnownTimes
 from ..space import Space
-from ..strategy import Native
+from ..strategy import SHARDS, Native
 from .tying import Groups
 
-# Ops, the table that they choose from, what else they may have, and whether parts then go to any device.
-Move = tuple[list[int], int, list[Native], bool]
+# Ops, the table that they choose from, what else they may have, whether parts then go to any device, and the ops whose
+# shard may change.
+Move = tuple[list[int], int, list[Native], bool, list[int]]
 
 
 class Options:
     """The tables, with the times of all that is in them asked for. `progress` hears the share that is known."""
 
-    def __init__(self, space: Space, times: KnownTimes, progress: Callable[[float], None]) -> None:
+    def __init__(
+        self, space: Space, times: KnownTimes, progress: Callable[[float], None], *, sharding: bool = False
+    ) -> None:
         self.space, self.graph = space, space.graph
         self.tables: list[list[Native]] = []
         self._table_of: list[int] = []
@@ -33,6 +36,8 @@ class Options:
         self._plain = 2 * self._compact  # and without splits of what ops sum over; each split once
         self.tables += [*compact, *self._plain_tables()]
         self._own = [{c: c.native(op) for c in space.own(op.name)} for op in self.graph.ops]
+        choice = sharding and space.topology.num_devices > 1
+        self._sharers_of = {op: sharers for sharers in self.graph.sharers for op in sharers} if choice else {}
         self._ask(times, progress)
 
     def _ask(self, times: KnownTimes, progress: Callable[[float], None]) -> None:
@@ -45,6 +50,11 @@ class Options:
             wanted += [(index, split, one_of_each) for split in splits]
         times.fill_all(wanted, progress)
 
+    @property
+    def shards(self) -> bool:
+        """Whether the shard of some op may change."""
+        return bool(self._sharers_of)
+
     def table(self, op: int) -> list[Native]:
         """What is enumerated for an op."""
         return self.tables[self._table_of[op]]
@@ -54,7 +64,10 @@ class Options:
         return [*self.table(op), *self._own[op].values()]
 
     def num_neighbours(self, groups: Groups) -> int:
-        return sum(len(self.tables[table]) + len(own) for _, table, own, _ in self.moves(groups))
+        return sum(
+            len(self.tables[table]) + len(own) + len(SHARDS) * bool(sharers)
+            for _, table, own, _, sharers in self.moves(groups)
+        )
 
     def moves(self, groups: Groups, *, compact: bool = False) -> list[Move]:
         """One for each group that has a choice; where they are compact, of devices next to one another."""
@@ -63,15 +76,19 @@ class Options:
             own = [native for c, native in self._own[group[0]].items() if all(c in self._own[i] for i in group)]
             table = self._table_of[group[0]] + compact * self._compact
             if len(self.tables[table]) + len(own) > 1:
-                found.append((group, table, own, False))
+                found.append((group, table, own, False, self._sharers(group)))
         return found
+
+    def _sharers(self, group: list[int]) -> list[int]:
+        """Those of a group that train parameters, and all who share these."""
+        return sorted({i for op in group for i in self._sharers_of.get(op, ())})
 
     def moves_anywhere(self) -> list[Move]:
         """FlexFlow's: one for each op that has a choice, of any split but those of what it sums over, with any device
         for any part."""
         tables = [table + self._plain for table in self._table_of]
         choice = self.space.topology.num_devices > 1
-        return [([op], table, [], True) for op, table in enumerate(tables) if choice or len(self.tables[table]) > 1]
+        return [([op], table, [], True, []) for op, table in enumerate(tables) if choice or len(self.tables[table]) > 1]
 
     def _plain_tables(self) -> list[list[Native]]:
         found: dict[int, list[Native]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 from .. import _core
-from ..baselines import BASELINES
+from ..baselines import BASELINES, UNSHARDED
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
@@ -38,6 +38,7 @@ class Problem:
         *,
         training: Training = Training(),
         memory_limit: bool = True,
+        sharding: bool = True,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         for given, kind in ((graph, OperatorGraph), (topology, Topology)):
@@ -52,7 +53,7 @@ class Problem:
         free = [max(0, device.memory - workspace_of(device)) for device in topology.devices]
         self.memory = free if memory_limit else []
         self.space = Space(graph, topology)
-        self.options = Options(self.space, self.times, progress)
+        self.options = Options(self.space, self.times, progress, sharding=sharding)
 
     def chain(self, seed: str, engine: str = FASTEST) -> _core.Chain:
         bits = int.from_bytes(sha256(seed.encode()).digest()[:8])
@@ -83,7 +84,7 @@ class Problem:
         if len(first) == self.topology.num_devices:
             return []
         as_many = Topology.parse(f"cpu:1x{len(first)}")  # baselines ask no more of a topology
-        found = [baseline(self.graph, as_many).native for baseline in BASELINES.values()]
+        found = [baseline(self.graph, as_many).native for baseline in (BASELINES[name] for name in UNSHARDED)]
         return [
             [(degrees, [first[i] for i in devices], shard) for degrees, devices, shard in native] for native in found
         ]
@@ -96,9 +97,21 @@ class Problem:
             simulator.begin(list(strategy))
         return simulator
 
+    def cost(self, native: Sequence[Native]) -> tuple[bool, int]:
+        """Whether a strategy does not fit, then its makespan in ns."""
+        simulator = self.played(native)
+        if not self.memory:
+            return False, simulator.makespan
+        peak = simulator.peak(self.num_states, self.num_temporaries)
+        return any(held > memory for held, memory in zip(peak, self.memory)), simulator.makespan
+
     def strategy(self, native: Sequence[Native]) -> Strategy:
+        shards = [shard for _, _, shard in native]
+        for sharers in self.graph.sharers:  # the core has a parameter as its first reader does
+            for index in sharers:
+                shards[index] = shards[sharers[0]]
         configurations = {}
-        for op, (degrees, devices, shard) in zip(self.graph.ops, native):
+        for op, (degrees, devices, _), shard in zip(self.graph.ops, native, shards):
             names = {dim.name: degree for dim, degree in zip(op.dims, degrees)}
             configurations[op.name] = Configuration(names, tuple(devices), SHARDS[shard])
         return Strategy(self.graph, self.topology, configurations)

@@ -79,7 +79,9 @@ def exhaustive(
     _refuse_giants(problem)
     stopped = False
     if first is None:
-        short = search(graph, topology, training=training, budget=min(2.0, budget or inf), memory_limit=False)
+        short = search(
+            graph, topology, training=training, budget=min(2.0, budget or inf), memory_limit=False, sharding=False
+        )
         first, stopped = short.strategy, short.interrupted
     first.check(graph, topology)
     problem.ask(first.native)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..baselines import BASELINES
+from ..baselines import BASELINES, UNSHARDED
 from ..graph import OperatorGraph
 from ..report import KNOWN_ERROR, simplest_within
 from ..searching import INITIAL, Progress, search
@@ -22,7 +22,7 @@ OTHER_TIME = 0.02  # predictions this far apart differ, however little is config
 FAR = 2.0  # a baseline that is predicted to take so many times the best is not tried
 FIRST_SHARE = 0.7  # of the budget, for the search from all starts; the others share the rest
 
-Plain = list[tuple[dict[str, int], tuple[int, ...]]]  # degrees and devices of each op
+Plain = list[tuple[dict[str, int], tuple[int, ...], str]]  # degrees, devices and shard of each op
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Candidate:
 
     def packed(self) -> tuple[str, Plain, float, tuple[int, ...]]:
         """What another rank needs to make the same."""
-        rows = [(dict(c.degrees), c.devices) for c in self.strategy.values()]
+        rows = [(dict(c.degrees), c.devices, c.shard) for c in self.strategy.values()]
         return self.name, rows, self.predicted, self.peak
 
     @classmethod
@@ -75,9 +75,9 @@ def find_candidates(
 
     best, stopped = searched((*INITIAL["soapstone"], *starts), FIRST_SHARE, 0)
     rest: list[Simulation] = []
-    for number, name in enumerate(BASELINES, 1):
+    for number, name in enumerate(UNSHARDED, 1):
         if not stopped:
-            found, stopped = searched([name], (1 - FIRST_SHARE) / len(BASELINES), number)
+            found, stopped = searched([name], (1 - FIRST_SHARE) / len(UNSHARDED), number)
             rest.append(found)
     rest.sort(key=lambda simulation: simulation.makespan_ns)
     baselines = {name: played(make(graph, topology)) for name, make in BASELINES.items()}
