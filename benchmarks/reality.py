@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -29,11 +27,11 @@ from soapstone.report.breakdown import breakdown_of
 from soapstone.runtime import Transport
 from soapstone.runtime.calibration import Calibrator
 from soapstone.runtime.checking import check
-from soapstone.runtime.sharing import run_ranks, shared_gpu
 from soapstone.runtime.transports import joined
 from soapstone.tuning.steps import ddp_step
 
 from .accuracy import Row, read, show, write
+from .launching import launch, waited
 from .steps import Make, _classified, cnn, interleaved, our_step, ratio_of
 
 ROUNDS = {"cuda": 15, "cpu": 6}
@@ -130,17 +128,6 @@ def compare(make: Make, topology: ss.Topology, transport: Transport, place: torc
     return [row.measured_as(statistics.median(times), ratio_of(times, ddp).value) for row, times in zip(found, ours)]
 
 
-def waited(step: Callable[[], object], place: torch.device) -> Callable[[], object]:
-    """A step until its device is done."""
-
-    def act() -> None:
-        step()
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
-
-    return act
-
-
 def calibrated(path: Path, transport: Transport, place: torch.device) -> ss.Topology:
     """As it was calibrated before, or now."""
     if not transport.exchange(path.exists())[0]:
@@ -181,23 +168,11 @@ def main(
     for size in ranks or [2]:
         name = f"{'cuda' if gpu else 'cpu'}-{size}"
         if MODELS.keys() - read(out / f"{name}.json"):
-            _launch(size, gpu, out)
+            statuses = launch(size, gpu, "benchmarks.reality", str(out))
+            if any(statuses):
+                raise SystemExit(f"ranks ended with {statuses}; what was found before is in {out}")
         found = read(out / f"{name}.json")
         show(name, {model: [Row(**row) for row in rows] for model, rows in found.items()}, out / f"{name}.png")
-
-
-def _launch(ranks: int, gpu: bool, folder: Path) -> None:
-    """Ranks that each run this file."""
-    command = ["-m", "benchmarks.reality", str(folder)]
-    if gpu:
-        with shared_gpu(ranks) as environments:
-            statuses = run_ranks([sys.executable, *command], environments)
-    else:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        statuses = [subprocess.run([sys.executable, *torchrun, *command], env=environment, check=False).returncode]
-    if any(statuses):
-        raise SystemExit(f"ranks ended with {statuses}; what was found before is in {folder}")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ Engine = Annotated[
     str, typer.Option(help=f"How proposals are simulated: {', '.join(ENGINES)}; full and delta are the paper's.")
 ]
 MemoryLimit = Annotated[bool, typer.Option(help="Keep to what fits into the devices' memory.")]
+Sharding = Annotated[bool, typer.Option(help="Let devices that hold the same weights share them, too.")]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Write the strategy here; else to MODEL.TOPOLOGY.json."),
@@ -59,6 +60,7 @@ class Wanted:
     chains: int = 1
     memory_limit: bool = True
     engine: str = FASTEST
+    sharding: bool = True
     starts: tuple[Strategy, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,6 +96,7 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             chains=wanted.chains,
             initial=(*INITIAL[method], *wanted.starts),
             memory_limit=wanted.memory_limit,
+            sharding=wanted.sharding,
             engine=wanted.engine,
             progress=show,
             training=case.training,
@@ -187,6 +190,7 @@ def search_command(
     chains: Chains = 1,
     start: Starts = None,
     memory_limit: MemoryLimit = True,
+    sharding: Sharding = True,
     engine: Engine = FASTEST,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -200,7 +204,7 @@ def search_command(
     for option, given in (("--start", bool(start)), ("--engine", engine != FASTEST)):
         if given and method not in ("soapstone", "paper"):
             raise SoapstoneError(f"{option} is for searches that walk, not for {method}; leave one of the two out")
-    wanted = Wanted(budget, proposals, seed, chains, memory_limit, engine)
+    wanted = Wanted(budget, proposals, seed, chains, memory_limit, engine, sharding)
     _check_output(output, save)
     check_report(report)
     wanted = replace(wanted, starts=tuple(case.strategies(*(start or ()))))
