@@ -86,7 +86,7 @@ def test_gradients_are_clipped_as_torch_does_it(norm_type: float, max_norm: floa
 
 # Under seed 0 on 2 ranks one rank trains the outer columns of the LSTM's embedding, and evaluates with all of them.
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("seed", "ranks"), [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4)])
+@pytest.mark.parametrize(("seed", "ranks"), [(0, 1), (0, 2), (2, 3)])
 def test_evaluation_equals_the_model_in_eval_mode(name: str, seed: int, ranks: int) -> None:
     batches = ALL[name].batches(2)
     inputs = batches[1][:1]

@@ -48,7 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL, long=["inception-v3", "resnet-101"]))
 def test_a_capture_needs_no_numbers(name: str) -> None:
     batch, sizes = SMALL[name]["batch"], {key: size for key, size in SMALL[name].items() if key != "batch"}
     graph = load_graph(Request(name, batch, sizes, dtype="float64"), fresh=True)
