@@ -74,7 +74,7 @@ class Chain:
         self.strategy = ss.baselines.data_parallel(self.graph, topology).native
         self.times = KnownTimes(self.graph, topology, ss.AnalyticCosts())
         self.machine = machine_of(topology, self.times, ss.Training(bucket_bytes=0))
-        for op, (degrees, devices, _) in enumerate(self.strategy):
+        for op, (degrees, devices, *_) in enumerate(self.strategy):
             self.times.fill(op, degrees, devices)
         self.moves = self._moves(ss.Space(self.graph, topology))
 

@@ -9,13 +9,13 @@ namespace {
 using soapstone::Chain;
 using soapstone::OpIndex;
 using MoveTuple =
-    std::tuple<std::vector<OpIndex>, int32_t, std::vector<ConfigurationTuple>, bool, std::vector<OpIndex>>;
+    std::tuple<std::vector<OpIndex>, int32_t, std::vector<ConfigurationTuple>, bool, std::vector<OpIndex>, bool>;
 using EndsTuple = std::tuple<int64_t, double, int64_t, double>;
 
 std::vector<soapstone::Move> to_moves(const std::vector<MoveTuple>& tuples) {
   std::vector<soapstone::Move> moves;
-  for (const auto& [ops, table, own, anywhere, sharers] : tuples)
-    moves.push_back({ops, table, to_configurations(own), anywhere, sharers});
+  for (const auto& [ops, table, own, anywhere, sharers, may_recompute] : tuples)
+    moves.push_back({ops, table, to_configurations(own), anywhere, sharers, may_recompute});
   return moves;
 }
 
@@ -123,7 +123,7 @@ void bind_chain(nb::module_& m) {
           },
           nb::arg("moves"), nb::arg("first"), nb::arg("last"), nb::arg("relative"), nb::arg("ends"),
           "Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any "
-          "device, the ops whose shard may change); ends: (proposals, seconds, patience in proposals, in seconds).")
+          "device, the ops whose shard may change, whether ops may be recomputed); ends: (proposals, seconds, patience in proposals, in seconds).")
       .def(
           "descend",
           [](Chain& self, const std::vector<MoveTuple>& tuples, const EndsTuple& ends, double share) {

@@ -76,10 +76,45 @@ void Ledger::find_spans(const TaskTimes& times) {
   }
 }
 
+bool Ledger::is_recomputed(OpIndex op) const {
+  return graph_.ops[op].configuration.recompute && graph_.graph.ops[op].backward;
+}
+
+void Ledger::find_stretches() {
+  num_devices_ = graph_.machine.topology.num_devices();
+  remade_.clear();
+  if (std::none_of(spans_.indices().begin(), spans_.indices().end(), [&](OpIndex op) { return is_recomputed(op); }))
+    return;
+  remade_.assign(graph_.ops.size() * num_devices_, 0);
+  struct Open {
+    std::vector<OpIndex> ops;
+    int64_t since = INT64_MAX;
+  };
+  By<Device, Open> open(num_devices_);
+  const auto close = [&](Device device) {
+    for (const OpIndex op : open[device].ops) remade_[op.value * num_devices_ + device.value] = open[device].since;
+    open[device] = {};
+  };
+  for (const OpIndex op : graph_.ops.indices()) {
+    if (!graph_.graph.ops[op].backward) continue;
+    const auto& devices = graph_.ops[op].configuration.devices;
+    for (const Part part : devices.indices())
+      open[devices[part]].since = std::min(open[devices[part]].since, spans_[op][part].back_since);
+    for (const Device device : devices_of(graph_.ops[op].configuration, graph_.ops[op].layout->all_parts())) {
+      if (is_recomputed(op))
+        open[device].ops.push_back(op);
+      else
+        close(device);
+    }
+  }
+  for (const Device device : open.indices()) close(device);
+}
+
 const std::vector<Holding>& Ledger::write(const TaskTimes& times, int64_t num_temporaries) {
   if (known_.size() > 100'000) known_.clear();
   holdings_.clear();
   find_spans(times);
+  find_stretches();
   for (const OpIndex op : graph_.ops.indices()) write_parts(op, times);
   for (int32_t tensor = 0; tensor < static_cast<int32_t>(graph_.flows.size()); ++tensor)
     if (graph_.flows[tensor]) write_tensor(tensor, times);
@@ -109,15 +144,17 @@ void Ledger::write_parts(OpIndex index, const TaskTimes& times) {
   for (const Part part : graph_.ops[index].layout->parts()) {
     const auto& [since, until, back_since, back_until] = spans_[index][part];
     const Device device = devices[part];
-    hold(device, since, std::max(until, back_until), parts.kept[part], Content::activation, index);
+    const bool again = is_recomputed(index);
+    hold(device, since, again ? until : std::max(until, back_until), parts.kept[part], Content::activation, index);
+    if (again) hold(device, remade_at(index, device), back_until, parts.kept[part], Content::activation, index);
     work(block.forward, part, parts.forward[part]);
     work(block.finish_forward, part, parts.forward[part]);
     work(block.finish_backward, part, parts.backward[part]);
     work(block.backward, part, parts.backward[part]);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (graph_.graph.tensors[op.inputs[i].tensor].source != Source::input) continue;
-      const bool is_saved = contains(op.saved, op.inputs[i].value);
-      const int64_t last = is_saved ? std::max(until, back_until) : until;
+      const bool stays = again || contains(op.saved, op.inputs[i].value);
+      const int64_t last = stays ? std::max(until, back_until) : until;
       hold(device, since, last, parts.inputs[i][part], Content::activation, index);
     }
   }
@@ -133,6 +170,8 @@ void Ledger::write_tensor(int32_t tensor, const TaskTimes& times) {
   hold_added(tensor, stores);
   for (const auto& [place, store] : stores) {
     hold(place.second, store.since, store.until, store.bytes, Content::activation, maker);
+    if (store.is_remade)
+      hold(place.second, store.again_since, store.again_until, store.bytes, Content::activation, maker);
     hold(place.second, store.back_since, store.back_until, store.bytes, Content::returned, maker);
   }
 }
@@ -150,7 +189,13 @@ Ledger::Stores Ledger::made_stores(int32_t tensor) {
     auto& store = stores[{state.layout->output_of(part), state.configuration.devices[part]}];
     store.bytes = made[part];
     store.since = std::min(store.since, span.since);
-    store.until = std::max({store.until, span.until, is_saved ? span.back_until : 0});
+    store.until = std::max(store.until, span.until);
+    if (is_recomputed(maker)) {
+      store.is_remade = true;
+      store.again_since = remade_at(maker, state.configuration.devices[part]);
+    }
+    int64_t& last = store.is_remade ? store.again_until : store.until;
+    if (is_saved) last = std::max(last, span.back_until);
     store.back_until = std::max(store.back_until, span.back_until);
   }
   return stores;
@@ -182,13 +227,18 @@ void Ledger::read_stores(int32_t tensor, const TaskTimes& times, Stores& stores)
       const Span& span = spans_[op][part];
       const int64_t bytes = parts_of(op).inputs[input][part];
       const bool is_one = num_flows[{reader, part}] == 1;
+      const bool again = is_recomputed(op);
       const bool saves = contains(graph_.graph.ops[op].saved, graph_.graph.ops[op].inputs[input].value);
-      const int64_t last = saves ? std::max(span.until, span.back_until) : span.until;
+      const int64_t last = saves || again ? std::max(span.until, span.back_until) : span.until;
       const bool is_shared = is_one && (bytes == store.bytes || last == span.until);
-      store.until = std::max(store.until, is_shared ? last : span.until);
-      const int64_t copied_until = saves ? last : times.end[graph_.ops[op].block->forward[part]];
-      if (!is_shared && !std::exchange(is_copied[{reader, part}], true))
-        hold(flow.device, span.since, copied_until, bytes, saves ? Content::activation : Content::working, op);
+      store.until = std::max(store.until, (is_shared || again) && !store.is_remade ? last : span.until);
+      if (store.is_remade && last > span.until) store.again_until = std::max(store.again_until, last);
+      const bool copy_stays = saves && !again;
+      const int64_t copied_until = copy_stays ? last : times.end[graph_.ops[op].block->forward[part]];
+      if (!is_shared && !std::exchange(is_copied[{reader, part}], true)) {
+        hold(flow.device, span.since, copied_until, bytes, copy_stays ? Content::activation : Content::working, op);
+        if (again) hold(flow.device, remade_at(op, flow.device), span.back_until, bytes, Content::activation, op);
+      }
       if (flow.returns && span.back_since >= 0) store.back_since = std::min(store.back_since, span.back_since);
     }
   }

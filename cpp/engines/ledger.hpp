@@ -6,6 +6,10 @@
 // backward that makes it, and a parameter's lasts until the update; a further one to be added lies beside it meanwhile.
 // Of a parameter that several holders share, the whole gradient goes when it is summed and a share stays; gathered
 // weights lie there until the last that reads them is done.
+//
+// What a recomputed op makes and keeps goes once forward has read it, and is there again from the begin of backward of
+// its *stretch*: the recomputed ops of a device next to one another, and the one after them, which they are remade for.
+// What came from another device, or from an op that is not recomputed, stays for it.
 #pragma once
 
 #include <map>
@@ -53,11 +57,16 @@ class Ledger {
   // A part of a tensor on a device, and its gradient there.
   struct Store {
     int64_t bytes = 0, since = INT64_MAX, until = 0, back_since = INT64_MAX, back_until = 0;
+    int64_t again_since = 0, again_until = 0;  // where it is remade
+    bool is_remade = false;
   };
   using Stores = std::map<std::pair<OutputPart, Device>, Store>;
 
   const Parts& parts_of(OpIndex op);
   void find_spans(const TaskTimes& times);
+  void find_stretches();
+  bool is_recomputed(OpIndex op) const;
+  int64_t remade_at(OpIndex op, Device device) const { return remade_[op.value * num_devices_ + device.value]; }
   void hold(Device device, int64_t since, int64_t until, int64_t bytes, Content content, OpIndex op);
   void write_parts(OpIndex op, const TaskTimes& times);
   void write_tensor(int32_t tensor, const TaskTimes& times);
@@ -72,6 +81,8 @@ class Ledger {
   const TaskGraph& graph_;
   std::unordered_map<int32_t, Parts> known_;  // by the layout's number
   By<OpIndex, By<Part, Span>> spans_;
+  std::vector<int64_t> remade_;  // by op and device: when a stretch is remade
+  size_t num_devices_ = 0;
   std::vector<Holding> holdings_;
 };
 

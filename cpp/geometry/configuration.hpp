@@ -1,5 +1,5 @@
-// How one op runs: into how many parts each of its dims is cut, the device of each part, and what of its trained
-// parameters each of several holders keeps.
+// How one op runs: into how many parts each of its dims is cut, the device of each part, what of its trained parameters
+// each of several holders keeps, and whether forward is done again for backward.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ struct Configuration {
   Degrees degrees;
   By<Part, Device> devices;
   Shard shard = Shard::none;
+  bool recompute = false;
 
   bool operator==(const Configuration&) const = default;
 };

@@ -40,6 +40,7 @@ struct Layout {
   By<Part, int64_t> saved, made, working;  // bytes: what stays for backward, is put out, is held at work
 
   auto parts() const { return range<Part>(num_parts); }
+  std::vector<Part> all_parts() const { return {parts().begin(), parts().end()}; }
   auto output_parts() const { return range<OutputPart>(num_output_parts); }
   // Each output part is made by `copies` parts in a row.
   OutputPart output_of(Part part) const { return OutputPart(part.value / copies); }

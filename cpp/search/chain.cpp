@@ -50,30 +50,34 @@ Strategy Chain::strategy() const {
   return strategy;
 }
 
-const Configuration& Chain::option(const Move& move, size_t index) const {
+Option Chain::option(const Move& move, size_t index) const {
   const auto& table = tables_[move.table];
-  if (index < table.size()) return table[index];
-  index -= table.size();
-  return index < move.own.size() ? move.own[index] : shards_[index - move.own.size()];
+  if (index < table.size()) return {Option::What::splits, table[index]};
+  if (index < num_splits(move)) return {Option::What::splits, move.own[index - table.size()]};
+  index -= num_splits(move);
+  if (!move.sharers.empty()) {
+    if (index < 3) return {Option::What::shards, {{}, {}, static_cast<Shard>(index)}};
+    index -= 3;
+  }
+  return {Option::What::recomputes, {{}, {}, Shard::none, index == 1}};
 }
 
-void Chain::find_changes(const Move& move, const Configuration& option) {
-  const bool reshards = option.devices.empty();
+void Chain::find_changes(const Move& move, const Option& option) {
   changes_.clear();
-  for (const OpIndex op : reshards ? move.sharers : move.ops) {
+  for (const OpIndex op : option.what == Option::What::shards ? move.sharers : move.ops) {
     const Configuration& now = simulator_->graph.ops[op].configuration;
-    if (reshards ? now.shard == option.shard : now.degrees == option.degrees && now.devices == option.devices) continue;
-    if (reshards)
-      changes_.push_back({op, {now.degrees, now.devices, option.shard}});
-    else
-      changes_.push_back({op, {option.degrees, option.devices, now.shard}});
+    Configuration wanted = option.what == Option::What::splits ? option.value : now;
+    wanted.shard = option.what == Option::What::shards ? option.value.shard : now.shard;
+    wanted.recompute = option.what == Option::What::recomputes ? option.value.recompute : now.recompute;
+    if (wanted != now) changes_.emplace_back(op, std::move(wanted));
   }
 }
 
-Configuration Chain::drawn(const Move& move) {
-  Configuration chosen = option(move, draw(num_options(move)));
+Option Chain::drawn(const Move& move) {
+  Option chosen = option(move, draw(num_options(move)));
   if (move.anywhere)
-    for (Device& device : chosen.devices) device = Device(static_cast<int32_t>(draw(machine_.topology.num_devices())));
+    for (Device& device : chosen.value.devices)
+      device = Device(static_cast<int32_t>(draw(machine_.topology.num_devices())));
   return chosen;
 }
 
@@ -111,7 +115,7 @@ void Chain::note() {
 }
 
 // The makespan where it may be accepted; then the proposal is open, unless nothing changes.
-std::optional<int64_t> Chain::propose(const Move& move, const Configuration& option, int64_t limit) {
+std::optional<int64_t> Chain::propose(const Move& move, const Option& option, int64_t limit) {
   ++num_proposals_;
   find_changes(move, option);
   if (changes_.empty()) return std::nullopt;
@@ -150,7 +154,7 @@ void Chain::reject() {
 }
 
 // Whether the strategy is another one now.
-bool Chain::try_out(const Move& move, const Configuration& option, int64_t limit) {
+bool Chain::try_out(const Move& move, const Option& option, int64_t limit) {
   if (!propose(move, option, limit)) return false;
   accept();
   if (overflow_) overflow_ = simulator_->overflow();
@@ -165,7 +169,7 @@ void Chain::walk(const std::vector<Move>& moves, const Temperature& temperature,
   const double length = static_cast<double>(where.proposals), fall = temperature.last / temperature.first;
   while (!ends(where, begin)) {
     const Move& move = moves[draw(moves.size())];
-    const Configuration chosen = drawn(move);
+    const Option chosen = drawn(move);
     const double u = draw(), done = static_cast<double>(num_proposals_ - begin.proposals) / length;
     const double now = temperature.first * std::pow(fall, done);
     try_out(move, chosen, largest_accepted(simulator_->makespan(), u, now, temperature.relative));

@@ -21,15 +21,23 @@
 
 namespace soapstone {
 
-// Ops that are configured as one: by an entry of one of the chain's tables, or by one of their own, of which each op
-// takes all but the shard; or the `sharers`, those of them that train parameters and all who share these, take another
-// shard. A walk puts each part of what it has drawn `anywhere`, on any device, or leaves it where it is.
+// Ops that are configured as one: by an entry of one of the chain's tables, or by one of their own, which say how they
+// are split and placed; or the `sharers`, those of them that train parameters and all who share these, take another
+// shard; or all are recomputed, or not, where they may be. A walk puts each part of what it has drawn `anywhere`, on any
+// device, or leaves it where it is.
 struct Move {
   std::vector<OpIndex> ops;
   int32_t table = 0;
   std::vector<Configuration> own;
   bool anywhere = false;
   std::vector<OpIndex> sharers;
+  bool may_recompute = false;
+};
+
+// What a move has its ops take.
+struct Option {
+  enum class What { splits, shards, recomputes } what;
+  Configuration value;  // of which it is that part
 };
 
 // Goes from `first` to `last` along a walk, each time by the same factor.
@@ -91,22 +99,22 @@ class Chain {
     double seconds;
   };
 
+  size_t num_splits(const Move& move) const { return tables_[move.table].size() + move.own.size(); }
   size_t num_options(const Move& move) const {
-    return tables_[move.table].size() + move.own.size() + (move.sharers.empty() ? 0 : shards_.size());
+    return num_splits(move) + (move.sharers.empty() ? 0 : 3) + (move.may_recompute ? 2 : 0);
   }
-  // One without devices changes the shard alone.
-  const Configuration& option(const Move& move, size_t index) const;
-  void find_changes(const Move& move, const Configuration& option);
-  Configuration drawn(const Move& move);
+  Option option(const Move& move, size_t index) const;
+  void find_changes(const Move& move, const Option& option);
+  Option drawn(const Move& move);
   size_t draw(size_t count);
   double draw();
   bool ends(const Ends&, const Begin&) const;
   std::vector<std::pair<int32_t, int32_t>> neighbours(const std::vector<Move>& moves);  // (move, option), shuffled
-  std::optional<int64_t> propose(const Move&, const Configuration&, int64_t limit);
+  std::optional<int64_t> propose(const Move&, const Option&, int64_t limit);
   std::optional<int64_t> propose_anew(int64_t limit);
   void accept();
   void reject();
-  bool try_out(const Move&, const Configuration&, int64_t limit);
+  bool try_out(const Move&, const Option&, int64_t limit);
   void check(const std::vector<Move>& moves) const;
   void note();
 
@@ -114,7 +122,6 @@ class Chain {
   const Machine machine_;
   const Times& times_;
   const std::vector<std::vector<Configuration>> tables_;
-  const std::array<Configuration, 3> shards_{{{{}, {}, Shard::none}, {{}, {}, Shard::optimizer}, {{}, {}, Shard::all}}};
   const MemoryLimit memory_;
   std::mt19937_64 random_;
   const Method engine_;

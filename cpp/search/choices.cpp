@@ -41,7 +41,8 @@ void what_follows(const Choice& choice, const Column& after, Column& follows) {
 }
 
 Choice ChoiceMaker::make(OpIndex op, const Configuration& configuration) {
-  if (configuration.shard != Shard::none) throw std::invalid_argument("bounds know no sharded parameters");
+  if (configuration.shard != Shard::none || configuration.recompute)
+    throw std::invalid_argument("these bounds know no sharded parameters and no recomputation");
   layout_ = layouts_.of(op, configuration.degrees);
   Choice choice;
   choice.configuration = configuration;
@@ -63,7 +64,7 @@ int64_t ChoiceMaker::all_reduce(const std::vector<Device>& devices, int64_t byte
 }
 
 void ChoiceMaker::add_times(OpIndex op, Choice& choice) const {
-  const auto& [degrees, devices, shard] = choice.configuration;
+  const auto& [degrees, devices, shard, recompute] = choice.configuration;
   const bool back = graph_.ops[op].backward, finishes = layout_->combines && graph_.ops[op].combine.finish;
   const auto at_least_1 = [](int64_t ns) { return std::max<int64_t>(ns, 1); };
   std::map<Device, Load> work;

@@ -64,12 +64,25 @@ class OpBuilder {
         known_kind = device_kind;
       }
       const PartTimes& of_part = (*times)[layout->extents.of_part[part]];
-      const int64_t duration = std::max<int64_t>(of_part.*time, 1);
-      block_.holds.push_back({resource_of(device), duration, of_part.*launch});
+      int64_t duration = std::max<int64_t>(of_part.*time, 1);
+      int32_t launching = of_part.*launch;
+      if (role == role_backward && configuration.recompute) {
+        const auto [again, launches] = forward_of(of_part, part);
+        duration += again;
+        launching += launches;
+      }
+      block_.holds.push_back({resource_of(device), duration, launching});
       const uint64_t key = graph_.key(back, op_, kind, finish, part.value, device.value);
       slots[part] = writer_.add(key, 0, graph_.tail_of(op_, role)).slot;
       least = std::min(least, duration);
     }
+  }
+
+  // Of a part's forward, and what it finishes.
+  std::pair<int64_t, int32_t> forward_of(const PartTimes& times, Part part) const {
+    const bool finishes = !block_.finish_forward.empty() && block_.first_on_device[part] == part;
+    return {std::max<int64_t>(times.forward, 1) + (finishes ? std::max<int64_t>(times.finish_forward, 1) : 0),
+            times.launch_forward + (finishes ? times.launch_finish_forward : 0)};
   }
 
   void combines(Role role, std::vector<Slot>& slots) {

@@ -1,4 +1,5 @@
 // An op's own tasks: a part's forward and backward, and where parts combine, the combine and what finishes after it.
+// Where an op is recomputed, its backward does its forward again first.
 #pragma once
 
 #include <array>

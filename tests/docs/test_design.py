@@ -141,15 +141,15 @@ def test_search() -> None:
         costs = Given({("linear", 8): (now - 5, 1), ("linear", 4): ((then - 6) // 2, 1), ("sum", 8): (1, 2)})
         times = KnownTimes(graph, topology, costs)
         machine = machine_of(topology, times, ss.Training(costs, "sgd"))
-        whole, split = ([1, 1, 1], [0], 0), ([2, 1, 1], [0, 0], 0)
-        rest = ([1, 1], [0], 0)
+        whole, split = ([1, 1, 1], [0], 0, False), ([2, 1, 1], [0, 0], 0, False)
+        rest = ([1, 1], [0], 0, False)
         times.fill_all([(0, *whole[:2]), (0, *split[:2]), (1, *rest[:2])])
         accepted = 0
         for seed in range(tries):
             chain = _core.Chain(graph.native, machine, times.native, [[]], [], 0, seed)
             chain.go([whole, rest])
             assert chain.makespan == now
-            chain.walk([([0], 0, [split], False, [])], temperature, temperature, True, (1, 1e9, 2**62, 1e9))
+            chain.walk([([0], 0, [split], False, [], False)], temperature, temperature, True, (1, 1e9, 2**62, 1e9))
             accepted += chain.makespan != now
             assert chain.makespan in (now, then)
         assert accepted / tries == pytest.approx(expected, abs=0.05)

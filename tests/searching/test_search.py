@@ -141,7 +141,7 @@ def test_metropolis_accepts_as_often_as_it_should() -> None:
     problem = Problem(graph, topology, training=ss.Training(Launching(0), bucket_bytes=0))
     start = ss.baselines.data_parallel(graph, topology).native
     op = next(i for i, o in enumerate(graph.ops) if o.kind == "linear")
-    table = [start[op], ([1] * len(graph.ops[op].dims), [0], 0)]
+    table = [start[op], ([1] * len(graph.ops[op].dims), [0], 0, False)]
     costs = []
     for entry in table:
         strategy = [*start]
@@ -152,7 +152,7 @@ def test_metropolis_accepts_as_often_as_it_should() -> None:
     native.go(start)
     visits = [0, 0]
     for _ in range(4000):
-        native.walk([([op], 0, [], False, [])], tau, tau, True, (1, 1e300, *FOREVER))
+        native.walk([([op], 0, [], False, [], False)], tau, tau, True, (1, 1e300, *FOREVER))
         visits[native.makespan == costs[1]] += 1
     expected = costs[0] ** (-1 / tau) / (costs[0] ** (-1 / tau) + costs[1] ** (-1 / tau))
     assert visits[0] / 4000 == pytest.approx(expected, abs=0.04)
@@ -364,7 +364,7 @@ def test_where_the_bound_does_not_decide_the_peak_does(model: str, text: str) ->
 def test_where_nodes_are_far_apart_it_begins_on_one_of_them() -> None:
     graph, topology = graph_of("rnnlm"), ss.Topology.parse("p100_flexflow:2x2")
     data, model, _ = Problem(graph, topology).on_one_node()
-    assert {device for native in (data, model) for _, devices, _ in native for device in devices} == {0, 1}
+    assert {device for native in (data, model) for _, devices, *_ in native for device in devices} == {0, 1}
     inside = ss.Topology.parse("p100_flexflow:1x2")
     assert data == ss.baselines.data_parallel(graph, inside).native
     assert Problem(graph, inside).on_one_node() == []

@@ -166,7 +166,10 @@ def moves(name: str, text: str, seed: int) -> Iterator[Changes]:
             degrees = changes[ops[0]].degrees
             places = tuple(rng.randrange(devices) for _ in changes[ops[0]].devices)
             changes[ops[0]] = ss.Configuration(degrees, places)
-        yield {op: replace(change, shard=shard_of(name, op, rng)) for op, change in changes.items()}
+        yield {
+            op: replace(change, shard=shard_of(name, op, rng), recompute=rng.random() < 0.3)
+            for op, change in changes.items()
+        }
 
 
 def shard_of(name: str, op: str, rng: random.Random) -> str:

@@ -37,6 +37,9 @@ Engine = Annotated[
 ]
 MemoryLimit = Annotated[bool, typer.Option(help="Keep to what fits into the devices' memory.")]
 Sharding = Annotated[bool, typer.Option(help="Let devices that hold the same weights share them, too.")]
+Recompute = Annotated[
+    bool, typer.Option(help="Let ops be computed again in backward, where not all that they make fits.")
+]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Write the strategy here; else to MODEL.TOPOLOGY.json."),
@@ -61,6 +64,7 @@ class Wanted:
     memory_limit: bool = True
     engine: str = FASTEST
     sharding: bool = True
+    recompute: bool = True
     starts: tuple[Strategy, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,6 +101,7 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             initial=(*INITIAL[method], *wanted.starts),
             memory_limit=wanted.memory_limit,
             sharding=wanted.sharding,
+            recompute=wanted.recompute,
             engine=wanted.engine,
             progress=show,
             training=case.training,
@@ -191,6 +196,7 @@ def search_command(
     start: Starts = None,
     memory_limit: MemoryLimit = True,
     sharding: Sharding = True,
+    recompute: Recompute = True,
     engine: Engine = FASTEST,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -204,7 +210,7 @@ def search_command(
     for option, given in (("--start", bool(start)), ("--engine", engine != FASTEST)):
         if given and method not in ("soapstone", "paper"):
             raise SoapstoneError(f"{option} is for searches that walk, not for {method}; leave one of the two out")
-    wanted = Wanted(budget, proposals, seed, chains, memory_limit, engine, sharding)
+    wanted = Wanted(budget, proposals, seed, chains, memory_limit, engine, sharding, recompute)
     _check_output(output, save)
     check_report(report)
     wanted = replace(wanted, starts=tuple(case.strategies(*(start or ()))))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ..parts import Draws, Recording, record
 from .compiling import FasterRecording
@@ -33,18 +34,37 @@ class RecordedSegment:
         self._compiled, self._graphed = compiled, graphed
         self.takes = weaver.windows.takes(segment)
         self.states = [key.tensor for key in segment.takes if isinstance(key, State)]
+        updated = {operand.tensor for op in weaver.graph.ops for operand in op.updates}
+        windows = [(i, key) for i, key in enumerate(self.takes) if isinstance(key, Window)]
+        self._changing = {i for i, key in windows if key.tensor in updated}
         self._recorded: _Recorded | None = None
 
     def run(self, inputs: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """What the segment makes of what it takes, with its autograd graph."""
+        if self._recorded is None:
+            if not self._segment.recompute:
+                return self._record(inputs)
+            self._record(self._unchanged(inputs))  # what it makes keeps all between
         found = self._recorded
-        if found is None:
-            return self._record(inputs)
+        assert found is not None
         if found.faster is None:
-            outputs = found.recording.run(inputs, self._draws)
+            made = self._replay(found.recording, inputs)
         else:
-            outputs = found.faster.attempt("forward", lambda: found.recording.run(inputs, self._draws))
-        return dict(zip(found.gives, outputs, strict=True))
+            made = found.faster.attempt("forward", lambda: self._replay(found.recording, inputs))
+        return dict(zip(found.gives, made, strict=True))
+
+    def _replay(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        def act(*xs: torch.Tensor) -> list[torch.Tensor]:
+            return recording.run(self._unchanged(xs), self._draws)  # which draws the same masks again in one step
+
+        if not (self._segment.recompute and torch.is_grad_enabled()):
+            return recording.run(inputs, self._draws)
+        made: list[torch.Tensor] = checkpoint(act, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return made
+
+    def _unchanged(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of buffers that the segment changes in place, as it would do again."""
+        return [x.clone() if i in self._changing else x for i, x in enumerate(inputs)]
 
     def _record(self, inputs: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         gives: list[Key] = []
@@ -60,13 +80,14 @@ class RecordedSegment:
         return dict(zip(gives, outputs, strict=True))
 
     def _made_faster(self, recording: Recording) -> FasterRecording | None:
-        if not (self._compiled or self._graphed):
+        graphed = self._graphed and not self._segment.recompute  # a graph keeps all that it makes
+        if not (self._compiled or graphed):
             return None
         ops = self._weaver.graph.ops
-        updated = {operand.tensor for op in ops for operand in op.updates}
-        lasting = [i for i, key in enumerate(self.takes) if isinstance(key, Window) and key.tensor not in updated]
+        states = {i for i, key in enumerate(self.takes) if isinstance(key, Window)}
+        lasting = sorted(states - self._changing)
         names = shortened([ops[task.op].name for task in self._segment.tasks])
-        return FasterRecording(names, recording, compiled=self._compiled, lasting=lasting if self._graphed else None)
+        return FasterRecording(names, recording, compiled=self._compiled, lasting=lasting if graphed else None)
 
     def differentiate(
         self,

@@ -4,6 +4,9 @@ A segment ends before a task that takes something new from another device, and a
 another. So its backward, the same tasks the other way round, waits for other devices only before it begins, and they
 for it only once it is done.
 
+Ops that are recomputed are segments of their own, together with the first after them that is not: of these only what
+they take and give stays, and autograd runs them again when backward needs what is between.
+
 A compiled backward hands out its gradients only at its end. So where segments are compiled, a long one is cut before
 the op whose backward completes enough gradients, that their sums may travel while the rest of backward runs.
 """
@@ -26,6 +29,7 @@ class Segment:
     tasks: list[Task] = field(default_factory=list)
     takes: list[Key] = field(default_factory=list)
     gives: list[Key] = field(default_factory=list)
+    recompute: bool = False
 
 
 def cut_segments(placement: Placement, most_bytes: int | None = None) -> list[Segment]:
@@ -65,12 +69,15 @@ def _cut(placement: Placement, device: int, tasks: list[Task], cuts: set[int]) -
     for i, task in enumerate(tasks):
         reads = [key for key in dict.fromkeys(placement.reads(task, device)) if key not in made]
         fresh = any(isinstance(key, FromOthers) and key not in segment.takes for key in reads)
-        if segment.tasks and (ended or fresh or i in cuts):
+        again = placement.recompute[task.op]
+        turns = segment.tasks and not placement.recompute[segment.tasks[-1].op] and (again or segment.recompute)
+        if segment.tasks and (ended or fresh or turns or i in cuts):
             yield segment
             segment, made = Segment(device), set()
             reads = list(dict.fromkeys(placement.reads(task, device)))
         makes = list(placement.makes(task, device))
         segment.tasks.append(task)
+        segment.recompute |= again
         segment.takes += [key for key in reads if key not in segment.takes and key not in made]
         segment.gives += makes
         made.update(makes)

@@ -83,8 +83,9 @@ def _options(problem: Problem, op: int) -> list[Native]:
     """Degrees of an op's output dims, over the first devices."""
     dims = problem.graph.ops[op].dims
     return [
-        (degrees, devices, shard)
-        for degrees, devices, shard in problem.options.table(op)
+        option
+        for option in problem.options.table(op)
+        for degrees, devices in [option[:2]]
         if devices == list(range(len(devices)))
         and not any(dim.extra and degree > 1 for dim, degree in zip(dims, degrees))
     ]

@@ -88,6 +88,7 @@ def search(
     chains: int = 1,
     memory_limit: bool = True,
     sharding: bool = True,
+    recompute: bool = True,
     temperature: float | None = None,
     engine: str = FASTEST,
     progress: Callable[[Progress], None] | None = None,
@@ -100,7 +101,7 @@ def search(
     engine changes how long proposals take, not what is found: `full` and `delta` are the paper's. What
     by its simulated peak does not fit into a device's memory is never returned unless `memory_limit` is False;
     SoapstoneError where nothing that fits is found. With `sharding` it also looks for parameters that their holders
-    should share.
+    should share, and with `recompute`, where some start does not fit, for ops to recompute in backward.
     """
     check_arguments(budget, proposals, seed, method, chains, temperature, engine)
     if progress is not None and not callable(progress):
@@ -112,6 +113,7 @@ def search(
         training=training,
         memory_limit=memory_limit,
         sharding=sharding,
+        recompute=recompute,
         progress=lambda share: report(Progress("asking for costs", share)),
     )
     groups = levels(graph)
@@ -217,7 +219,9 @@ def _starts(
         raise KeyboardInterrupt
     if not given and not drawn:
         raise SoapstoneError(f"a search needs an initial strategy; use {known}, or a Strategy")
-    given.sort(key=problem.cost)
+    costs = [problem.cost(native) for native in given]
+    problem.options.recomputes = problem.recompute and any(not_fitting for not_fitting, _ in costs)
+    given = [given[i] for i in sorted(range(len(given)), key=lambda i: costs[i])]
     for native in given:
         for groups in levels:
             problem.ask(tied(native, groups))

@@ -10,9 +10,9 @@ from ..space import Space
 from ..strategy import SHARDS, Native
 from .tying import Groups
 
-# Ops, the table that they choose from, what else they may have, whether parts then go to any device, and the ops whose
-# shard may change.
-Move = tuple[list[int], int, list[Native], bool, list[int]]
+# Ops, the table that they choose from, what else they may have, whether parts then go to any device, the ops whose
+# shard may change, and whether they may be recomputed.
+Move = tuple[list[int], int, list[Native], bool, list[int], bool]
 
 
 class Options:
@@ -36,6 +36,7 @@ class Options:
         self._plain = 2 * self._compact  # and without splits of what ops sum over; each split once
         self.tables += [*compact, *self._plain_tables()]
         self._own = [{c: c.native(op) for c in space.own(op.name)} for op in self.graph.ops]
+        self.recomputes = False  # until something does not fit
         choice = sharding and space.topology.num_devices > 1
         self._sharers_of = {op: sharers for sharers in self.graph.sharers for op in sharers} if choice else {}
         self._ask(times, progress)
@@ -65,8 +66,8 @@ class Options:
 
     def num_neighbours(self, groups: Groups) -> int:
         return sum(
-            len(self.tables[table]) + len(own) + len(SHARDS) * bool(sharers)
-            for _, table, own, _, sharers in self.moves(groups)
+            len(self.tables[table]) + len(own) + len(SHARDS) * bool(sharers) + 2 * again
+            for _, table, own, _, sharers, again in self.moves(groups)
         )
 
     def moves(self, groups: Groups, *, compact: bool = False) -> list[Move]:
@@ -76,7 +77,8 @@ class Options:
             own = [native for c, native in self._own[group[0]].items() if all(c in self._own[i] for i in group)]
             table = self._table_of[group[0]] + compact * self._compact
             if len(self.tables[table]) + len(own) > 1:
-                found.append((group, table, own, False, self._sharers(group)))
+                again = self.recomputes and all(self.graph.ops[op].backward for op in group)
+                found.append((group, table, own, False, self._sharers(group), again))
         return found
 
     def _sharers(self, group: list[int]) -> list[int]:
@@ -88,7 +90,11 @@ class Options:
         for any part."""
         tables = [table + self._plain for table in self._table_of]
         choice = self.space.topology.num_devices > 1
-        return [([op], table, [], True, []) for op, table in enumerate(tables) if choice or len(self.tables[table]) > 1]
+        return [
+            ([op], table, [], True, [], False)
+            for op, table in enumerate(tables)
+            if choice or len(self.tables[table]) > 1
+        ]
 
     def _plain_tables(self) -> list[list[Native]]:
         found: dict[int, list[Native]] = {}

@@ -39,6 +39,7 @@ class Problem:
         training: Training = Training(),
         memory_limit: bool = True,
         sharding: bool = True,
+        recompute: bool = True,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         for given, kind in ((graph, OperatorGraph), (topology, Topology)):
@@ -52,6 +53,7 @@ class Problem:
         self.num_temporaries = temporaries_of(training.optimizer)
         free = [max(0, device.memory - workspace_of(device)) for device in topology.devices]
         self.memory = free if memory_limit else []
+        self.recompute = recompute
         self.space = Space(graph, topology)
         self.options = Options(self.space, self.times, progress, sharding=sharding)
 
@@ -71,12 +73,15 @@ class Problem:
 
     def ask(self, strategy: Sequence[Native]) -> None:
         """Make sure that the times of a strategy are known."""
-        self.times.fill_all((i, degrees, devices) for i, (degrees, devices, _) in enumerate(strategy))
+        self.times.fill_all((i, degrees, devices) for i, (degrees, devices, *_) in enumerate(strategy))
 
     def on_one_device(self) -> list[list[Native]]:
         """For each kind of device, the strategy that puts all on the first of it."""
         kinds = self.times.kinds
-        return [[([1] * len(op.dims), [kinds.index(kind)], 0) for op in self.graph.ops] for kind in sorted(set(kinds))]
+        return [
+            [([1] * len(op.dims), [kinds.index(kind)], 0, False) for op in self.graph.ops]
+            for kind in sorted(set(kinds))
+        ]
 
     def on_one_node(self) -> list[list[Native]]:
         """The baselines on the devices of the first node; none where there is only one node."""
@@ -86,7 +91,8 @@ class Problem:
         as_many = Topology.parse(f"cpu:1x{len(first)}")  # baselines ask no more of a topology
         found = [baseline(self.graph, as_many).native for baseline in (BASELINES[name] for name in UNSHARDED)]
         return [
-            [(degrees, [first[i] for i in devices], shard) for degrees, devices, shard in native] for native in found
+            [(degrees, [first[i] for i in devices], shard, again) for degrees, devices, shard, again in native]
+            for native in found
         ]
 
     def played(self, strategy: Sequence[Native]) -> _core.Simulator:
@@ -106,12 +112,12 @@ class Problem:
         return any(held > memory for held, memory in zip(peak, self.memory)), simulator.makespan
 
     def strategy(self, native: Sequence[Native]) -> Strategy:
-        shards = [shard for _, _, shard in native]
+        shards = [shard for _, _, shard, _ in native]
         for sharers in self.graph.sharers:  # the core has a parameter as its first reader does
             for index in sharers:
                 shards[index] = shards[sharers[0]]
         configurations = {}
-        for op, (degrees, devices, _), shard in zip(self.graph.ops, native, shards):
+        for op, (degrees, devices, _, again), shard in zip(self.graph.ops, native, shards):
             names = {dim.name: degree for dim, degree in zip(op.dims, degrees)}
-            configurations[op.name] = Configuration(names, tuple(devices), SHARDS[shard])
+            configurations[op.name] = Configuration(names, tuple(devices), SHARDS[shard], again)
         return Strategy(self.graph, self.topology, configurations)

@@ -42,7 +42,7 @@ class Simulator:
         self._times = KnownTimes(graph, topology, training.costs)
         machine = machine_of(topology, self._times, training)
         self.native = _core.Simulator(graph.native, machine, self._times.native, loss_may_separate=loss_may_separate)
-        self._times.fill_all((i, degrees, devices) for i, (degrees, devices, _) in enumerate(strategy.native))
+        self._times.fill_all((i, degrees, devices) for i, (degrees, devices, *_) in enumerate(strategy.native))
         with translated_errors():
             self.native.begin(strategy.native)
         self._proposed: dict[str, Configuration] = {}

@@ -170,7 +170,7 @@ def simulate(
     where costs are missing."""
     check_all(graph, topology, strategy, training)
     times = KnownTimes(graph, topology, training.costs)
-    times.fill_all((i, degrees, devices) for i, (degrees, devices, _) in enumerate(strategy.native))
+    times.fill_all((i, degrees, devices) for i, (degrees, devices, *_) in enumerate(strategy.native))
     machine = machine_of(topology, times, training)
     with translated_errors():
         native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)

@@ -1,4 +1,5 @@
-"""How one op is split, where its parts run, and what of its parameters each of several holders keeps."""
+"""How one op is split, where its parts run, what of its parameters each of several holders keeps, and whether what it
+makes is kept for backward."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ..errors import StrategyError, meant
 from ..files import shortened
 from ..graph import Op
 
-Native = tuple[list[int], list[int], int]  # degrees, devices, and the number of its shard
+Native = tuple[list[int], list[int], int, bool]  # degrees, devices, the number of its shard, whether it is recomputed
 SHARDS = ("none", "optimizer", "all")  # in the core's order
 
 
@@ -25,11 +26,13 @@ class Configuration:
     `shard` is for the op's trained parameters, where several devices hold the same piece of one: with "optimizer" each
     keeps the optimizer's state and updates an equal share, and weights are gathered before forward (ZeRO); with "all"
     each also keeps no more of the weights than its share, and they are gathered before forward and again before
-    backward (FSDP)."""
+    backward (FSDP). With `recompute` what the op makes is dropped once forward has read it, and made again for
+    backward."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[int, ...] = (0,)
     shard: str = "none"
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.degrees, Mapping):
@@ -38,6 +41,8 @@ class Configuration:
             raise StrategyError(f"devices must be a tuple of device numbers, not {shortened(self.devices)}")
         if self.shard not in SHARDS:
             raise StrategyError(f"shard must be one of {', '.join(SHARDS)}, not {shortened(self.shard)}")
+        if type(self.recompute) is not bool:
+            raise StrategyError(f"recompute must be true or false, not {shortened(self.recompute)}")
         for name, degree in self.degrees.items():
             if type(degree) is not int or degree < 1:
                 raise StrategyError(f"the degree of {name!r} must be a whole number from 1 up, not {degree!r}")
@@ -51,15 +56,16 @@ class Configuration:
             )
 
     def __hash__(self) -> int:
-        return hash((tuple(self.degrees.items()), self.devices, self.shard))
+        return hash((tuple(self.degrees.items()), self.devices, self.shard, self.recompute))
 
-    def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...], str]]:
-        return Configuration, (dict(self.degrees), self.devices, self.shard)
+    def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...], str, bool]]:
+        return Configuration, (dict(self.degrees), self.devices, self.shard, self.recompute)
 
     def __str__(self) -> str:
         split = " ".join(f"{name}={degree}" for name, degree in self.degrees.items())
         shard = "" if self.shard == "none" else f" shard={self.shard}"
-        return f"{split or 'whole'}{shard} on {written(self.devices)}"
+        again = " recompute" if self.recompute else ""
+        return f"{split or 'whole'}{shard}{again} on {written(self.devices)}"
 
     @property
     def num_parts(self) -> int:
@@ -71,7 +77,7 @@ class Configuration:
 
     def native(self, op: Op) -> Native:
         """As the core knows it."""
-        return self.degrees_of(op), list(self.devices), SHARDS.index(self.shard)
+        return self.degrees_of(op), list(self.devices), SHARDS.index(self.shard), self.recompute
 
     def check(self, op: Op, num_devices: int) -> None:
         """Raise StrategyError unless the op can be split so and the devices exist."""
@@ -101,7 +107,7 @@ class Configuration:
             kept[name] = min(self.degrees[name], dim.size) if dim is not None and dim.splittable else 1
         numbers = np.arange(self.num_parts).reshape([self.degrees[name] for name in given])
         left = numbers[tuple(slice(kept[name]) for name in given)].reshape(-1)
-        return Configuration(kept, tuple(self.devices[i] for i in left), self.shard)
+        return Configuration(kept, tuple(self.devices[i] for i in left), self.shard, self.recompute)
 
 
 def written(devices: tuple[int, ...]) -> str | list[int]:

@@ -7,7 +7,7 @@
 An op takes the row of its own name, else the most specific pattern that fits it, else the default. A row under an op's
 own name must be legal for it; a pattern's or the default's is fitted: dims that the op cannot split stay whole, but one
 of its ops must have each. Devices are a list in row-major order of the parts, or a range, "0-15" or "0-12:4".
-A row may also have "shard": "optimizer" or "all", for the parameters of its ops.
+A row may also have "shard": "optimizer" or "all", for the parameters of its ops, and "recompute": true.
 `made_for` is written by `save` and compared when the file is read; `predicted` and `measured` are what `soapstone tune`
 found: seconds of a step, and on what.
 """
@@ -32,6 +32,7 @@ from .patterns import assigned, folded
 KIND, FORMAT = "soapstone strategy", 2
 _PLAIN = (str, int, float, list)
 _KEYS = ("kind", "format", "made_for", "predicted", "measured", "default", "ops")
+_ROW_KEYS = {"degrees", "devices", "shard", "recompute"}
 Record = tuple[float | None, Measured | None]  # what was predicted, and what was measured
 
 
@@ -179,15 +180,21 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _row(configuration: Configuration) -> dict[str, Any]:
-    row = {"degrees": dict(configuration.degrees), "devices": written(configuration.devices)}
-    return row if configuration.shard == "none" else {**row, "shard": configuration.shard}
+    row: dict[str, Any] = {"degrees": dict(configuration.degrees), "devices": written(configuration.devices)}
+    if configuration.shard != "none":
+        row["shard"] = configuration.shard
+    return {**row, "recompute": True} if configuration.recompute else row
 
 
 def _configuration(path: str | Path, what: str, row: object) -> Configuration:
-    if not isinstance(row, dict) or not set(row) <= {"degrees", "devices", "shard"} or "devices" not in row:
-        raise StrategyError(f"{path}: {what} must have 'devices', may have 'degrees' and 'shard', and nothing else")
+    if not isinstance(row, dict) or not set(row) <= _ROW_KEYS or "devices" not in row:
+        raise StrategyError(
+            f"{path}: {what} must have 'devices', may have 'degrees', 'shard' and 'recompute', and nothing else"
+        )
     try:
-        return Configuration(row.get("degrees", {}), _read(row["devices"]), row.get("shard", "none"))
+        return Configuration(
+            row.get("degrees", {}), _read(row["devices"]), row.get("shard", "none"), row.get("recompute", False)
+        )
     except StrategyError as error:
         raise StrategyError(f"{path}: {what}: {error}") from None
 

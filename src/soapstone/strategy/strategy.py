@@ -40,6 +40,7 @@ class Strategy(Mapping[str, Configuration]):
             configurations[op.name].check(op, topology.num_devices)
         self.graph, self.topology = graph, topology
         self._configurations = {name: configurations[name] for name in names}
+        self._settle_recompute()
         self._settle_shards()
         self.notes: tuple[str, ...] = ()  # what a file was made for that is not here
         self.predicted: float | None = None  # seconds of a step, where `tune` found them or a file says so
@@ -90,6 +91,12 @@ class Strategy(Mapping[str, Configuration]):
         if not isinstance(changes, Mapping):
             raise StrategyError("replace takes a mapping from op names to configurations")
         return Strategy(self.graph, self.topology, {**self._configurations, **changes})
+
+    def _settle_recompute(self) -> None:
+        """Ops without a backward are not recomputed."""
+        for op in self.graph.ops:
+            if not op.backward and self[op.name].recompute:
+                self._configurations[op.name] = replace(self[op.name], recompute=False)
 
     def _settle_shards(self) -> None:
         """Ops that train no parameter shard none. Raise StrategyError where two that share one do not agree."""

@@ -22,7 +22,7 @@ OTHER_TIME = 0.02  # predictions this far apart differ, however little is config
 FAR = 2.0  # a baseline that is predicted to take so many times the best is not tried
 FIRST_SHARE = 0.7  # of the budget, for the search from all starts; the others share the rest
 
-Plain = list[tuple[dict[str, int], tuple[int, ...], str]]  # degrees, devices and shard of each op
+Plain = list[tuple[dict[str, int], tuple[int, ...], str, bool]]  # degrees, devices, shard, recompute
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Candidate:
 
     def packed(self) -> tuple[str, Plain, float, tuple[int, ...]]:
         """What another rank needs to make the same."""
-        rows = [(dict(c.degrees), c.devices, c.shard) for c in self.strategy.values()]
+        rows = [(dict(c.degrees), c.devices, c.shard, c.recompute) for c in self.strategy.values()]
         return self.name, rows, self.predicted, self.peak
 
     @classmethod
