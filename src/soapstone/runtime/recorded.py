@@ -80,14 +80,14 @@ class RecordedSegment:
         return dict(zip(gives, outputs, strict=True))
 
     def _made_faster(self, recording: Recording) -> FasterRecording | None:
-        graphed = self._graphed and not self._segment.recompute  # a graph keeps all that it makes
-        if not (self._compiled or graphed):
+        # A CUDA graph keeps all that it makes, and a compiled backward is not compiled inside of autograd's hooks.
+        if self._segment.recompute or not (self._compiled or self._graphed):
             return None
         ops = self._weaver.graph.ops
         states = {i for i, key in enumerate(self.takes) if isinstance(key, Window)}
         lasting = sorted(states - self._changing)
         names = shortened([ops[task.op].name for task in self._segment.tasks])
-        return FasterRecording(names, recording, compiled=self._compiled, lasting=lasting if graphed else None)
+        return FasterRecording(names, recording, compiled=self._compiled, lasting=lasting if self._graphed else None)
 
     def differentiate(
         self,
