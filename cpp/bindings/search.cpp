@@ -123,7 +123,8 @@ void bind_chain(nb::module_& m) {
           },
           nb::arg("moves"), nb::arg("first"), nb::arg("last"), nb::arg("relative"), nb::arg("ends"),
           "Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any "
-          "device, the ops whose shard may change, whether ops may be recomputed); ends: (proposals, seconds, patience in proposals, in seconds).")
+          "device, the ops whose shard may change, whether ops may be recomputed); ends: (proposals, seconds, patience "
+          "in proposals, in seconds).")
       .def(
           "descend",
           [](Chain& self, const std::vector<MoveTuple>& tuples, const EndsTuple& ends, double share) {

@@ -85,14 +85,17 @@ void Ledger::find_stretches() {
   remade_.clear();
   if (std::none_of(spans_.indices().begin(), spans_.indices().end(), [&](OpIndex op) { return is_recomputed(op); }))
     return;
-  remade_.assign(graph_.ops.size() * num_devices_, 0);
+  remade_.assign(graph_.ops.size() * num_devices_, {});
   struct Open {
     std::vector<OpIndex> ops;
     int64_t since = INT64_MAX;
   };
   By<Device, Open> open(num_devices_);
+  int32_t num_stretches = 0;
   const auto close = [&](Device device) {
-    for (const OpIndex op : open[device].ops) remade_[op.value * num_devices_ + device.value] = open[device].since;
+    for (const OpIndex op : open[device].ops)
+      remade_[op.value * num_devices_ + device.value] = {num_stretches, open[device].since};
+    ++num_stretches;
     open[device] = {};
   };
   for (const OpIndex op : graph_.ops.indices()) {
@@ -101,10 +104,8 @@ void Ledger::find_stretches() {
     for (const Part part : devices.indices())
       open[devices[part]].since = std::min(open[devices[part]].since, spans_[op][part].back_since);
     for (const Device device : devices_of(graph_.ops[op].configuration, graph_.ops[op].layout->all_parts())) {
-      if (is_recomputed(op))
-        open[device].ops.push_back(op);
-      else
-        close(device);
+      open[device].ops.push_back(op);
+      if (!is_recomputed(op)) close(device);
     }
   }
   for (const Device device : open.indices()) close(device);
@@ -146,7 +147,7 @@ void Ledger::write_parts(OpIndex index, const TaskTimes& times) {
     const Device device = devices[part];
     const bool again = is_recomputed(index);
     hold(device, since, again ? until : std::max(until, back_until), parts.kept[part], Content::activation, index);
-    if (again) hold(device, remade_at(index, device), back_until, parts.kept[part], Content::activation, index);
+    if (again) hold(device, remade(index, device).since, back_until, parts.kept[part], Content::activation, index);
     work(block.forward, part, parts.forward[part]);
     work(block.finish_forward, part, parts.forward[part]);
     work(block.finish_backward, part, parts.backward[part]);
@@ -192,7 +193,7 @@ Ledger::Stores Ledger::made_stores(int32_t tensor) {
     store.until = std::max(store.until, span.until);
     if (is_recomputed(maker)) {
       store.is_remade = true;
-      store.again_since = remade_at(maker, state.configuration.devices[part]);
+      store.again_since = remade(maker, state.configuration.devices[part]).since;
     }
     int64_t& last = store.is_remade ? store.again_until : store.until;
     if (is_saved) last = std::max(last, span.back_until);
@@ -231,13 +232,15 @@ void Ledger::read_stores(int32_t tensor, const TaskTimes& times, Stores& stores)
       const bool saves = contains(graph_.graph.ops[op].saved, graph_.graph.ops[op].inputs[input].value);
       const int64_t last = saves || again ? std::max(span.until, span.back_until) : span.until;
       const bool is_shared = is_one && (bytes == store.bytes || last == span.until);
-      store.until = std::max(store.until, (is_shared || again) && !store.is_remade ? last : span.until);
-      if (store.is_remade && last > span.until) store.again_until = std::max(store.again_until, last);
+      const OpIndex maker = graph_.graph.tensors[tensor].producer;
+      const bool is_remade = store.is_remade && remade(op, flow.device).stretch == remade(maker, flow.device).stretch;
+      store.until = std::max(store.until, (is_shared || again) && !is_remade ? last : span.until);
+      if (is_remade && last > span.until) store.again_until = std::max(store.again_until, last);
       const bool copy_stays = saves && !again;
       const int64_t copied_until = copy_stays ? last : times.end[graph_.ops[op].block->forward[part]];
       if (!is_shared && !std::exchange(is_copied[{reader, part}], true)) {
         hold(flow.device, span.since, copied_until, bytes, copy_stays ? Content::activation : Content::working, op);
-        if (again) hold(flow.device, remade_at(op, flow.device), span.back_until, bytes, Content::activation, op);
+        if (again) hold(flow.device, remade(op, flow.device).since, span.back_until, bytes, Content::activation, op);
       }
       if (flow.returns && span.back_since >= 0) store.back_since = std::min(store.back_since, span.back_since);
     }

@@ -9,7 +9,8 @@
 //
 // What a recomputed op makes and keeps goes once forward has read it, and is there again from the begin of backward of
 // its *stretch*: the recomputed ops of a device next to one another, and the one after them, which they are remade for.
-// What came from another device, or from an op that is not recomputed, stays for it.
+// What came from another device, or from an op that is not recomputed, stays for it, and so does what an op outside of
+// the stretch needs.
 #pragma once
 
 #include <map>
@@ -66,7 +67,14 @@ class Ledger {
   void find_spans(const TaskTimes& times);
   void find_stretches();
   bool is_recomputed(OpIndex op) const;
-  int64_t remade_at(OpIndex op, Device device) const { return remade_[op.value * num_devices_ + device.value]; }
+  struct Remade {
+    int32_t stretch = -1;  // -1: none
+    int64_t since = 0;
+  };
+  // Of an op's parts on a device.
+  Remade remade(OpIndex op, Device device) const {
+    return remade_.empty() ? Remade{} : remade_[op.value * num_devices_ + device.value];
+  }
   void hold(Device device, int64_t since, int64_t until, int64_t bytes, Content content, OpIndex op);
   void write_parts(OpIndex op, const TaskTimes& times);
   void write_tensor(int32_t tensor, const TaskTimes& times);
@@ -81,7 +89,7 @@ class Ledger {
   const TaskGraph& graph_;
   std::unordered_map<int32_t, Parts> known_;  // by the layout's number
   By<OpIndex, By<Part, Span>> spans_;
-  std::vector<int64_t> remade_;  // by op and device: when a stretch is remade
+  std::vector<Remade> remade_;  // by op and device; empty where nothing is recomputed
   size_t num_devices_ = 0;
   std::vector<Holding> holdings_;
 };

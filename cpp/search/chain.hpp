@@ -23,8 +23,8 @@ namespace soapstone {
 
 // Ops that are configured as one: by an entry of one of the chain's tables, or by one of their own, which say how they
 // are split and placed; or the `sharers`, those of them that train parameters and all who share these, take another
-// shard; or all are recomputed, or not, where they may be. A walk puts each part of what it has drawn `anywhere`, on any
-// device, or leaves it where it is.
+// shard; or all are recomputed, or not, where they may be. A walk puts each part of what it has drawn `anywhere`, on
+// any device, or leaves it where it is.
 struct Move {
   std::vector<OpIndex> ops;
   int32_t table = 0;

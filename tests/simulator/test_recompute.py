@@ -13,7 +13,8 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.errors import StrategyError
-from soapstone.simulator import BACKWARD, FORWARD, Simulation
+from soapstone.simulator import BACKWARD, FORWARD, Simulation, least_recomputed, runs_of
+from tests.support.chains import graph_of
 
 LAYERS, WIDTH, BATCH = 6, 64, 8
 OUTPUT = 4 * WIDTH * BATCH  # bytes of what a layer makes
@@ -122,3 +123,43 @@ def test_ops_without_a_backward_are_not_recomputed() -> None:
 def test_what_is_neither_true_nor_false_is_told(recompute: object) -> None:
     with pytest.raises(StrategyError, match="recompute must be true or false"):
         ss.Configuration({}, (0,), recompute=recompute)  # type: ignore[arg-type]
+
+
+# ---- the least that fits ----
+
+
+def test_runs_lie_between_tensors_that_lead_on_alone() -> None:
+    assert runs_of(layers()) == []  # every layer is such a cut
+    gpt2 = graph_of("gpt2")
+    runs = runs_of(gpt2)
+    assert len(runs) == 4  # attention and products, twice
+    assert {gpt2.ops[op].layer.split(".")[1] for op in runs[0]} == {"0"}
+    assert [op for run in runs for op in run] == sorted({op for run in runs for op in run})
+    outputs = [gpt2.ops[run[-1] + 1] for run in runs]
+    assert all(op.kind == "linear" for op in outputs)  # with the sum that ends a half of a block
+
+
+@pytest.mark.parametrize("share", [0.95, 0.8])
+def test_no_more_is_recomputed_than_must_be(share: float) -> None:
+    graph, roomy = graph_of("gpt2"), ss.Topology.parse("p100:1x2")
+    plain = ss.simulate(graph, roomy, ss.baselines.data_parallel(graph, roomy))
+    ledger = plain.memory.peak - plain.memory.workspace
+    memory = int(plain.memory.workspace[0] + share * ledger.max())
+    tight = replace(roomy, devices=tuple(replace(device, memory=memory) for device in roomy.devices))
+    sim = ss.simulate(graph, tight, ss.baselines.data_parallel(graph, tight))
+    assert not sim.fits
+    found = least_recomputed(sim)
+    marked = {op for op in graph.ops if found.strategy[op.name].recompute}
+    assert found.fits
+    assert marked
+    for run in runs_of(graph):
+        names = [graph.ops[op].name for op in run]
+        if found.strategy[names[0]].recompute:
+            less = found.strategy.replace({n: replace(found.strategy[n], recompute=False) for n in names})
+            assert not ss.simulate(graph, tight, less).fits
+            break
+
+
+def test_what_fits_stays_as_it_is() -> None:
+    sim = simulated()
+    assert least_recomputed(sim) is sim

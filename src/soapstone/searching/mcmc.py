@@ -221,6 +221,9 @@ def _starts(
         raise SoapstoneError(f"a search needs an initial strategy; use {known}, or a Strategy")
     costs = [problem.cost(native) for native in given]
     problem.options.recomputes = problem.recompute and any(not_fitting for not_fitting, _ in costs)
+    if problem.options.recomputes:
+        given = [problem.recomputed(native) if cost[0] else native for native, cost in zip(given, costs)]
+        costs = [problem.cost(native) for native in given]
     given = [given[i] for i in sorted(range(len(given)), key=lambda i: costs[i])]
     for native in given:
         for groups in levels:

@@ -15,7 +15,9 @@ from ..simulator import (
     KnownTimes,
     Training,
     check_training,
+    least_recomputed,
     machine_of,
+    simulate,
     states_of,
     temporaries_of,
     translated_errors,
@@ -46,7 +48,7 @@ class Problem:
             if not isinstance(given, kind):
                 raise SoapstoneError(f"a search needs a graph and a topology; {shortened(given)} is neither")
         check_training(training)
-        self.graph, self.topology = graph, topology
+        self.graph, self.topology, self.training = graph, topology, training
         self.times = KnownTimes(graph, topology, training.costs)
         self.machine = machine_of(topology, self.times, training)
         self.num_states = states_of(training.optimizer)
@@ -110,6 +112,11 @@ class Problem:
             return False, simulator.makespan
         peak = simulator.peak(self.num_states, self.num_temporaries)
         return any(held > memory for held, memory in zip(peak, self.memory)), simulator.makespan
+
+    def recomputed(self, native: Sequence[Native]) -> list[Native]:
+        """The same with as few ops recomputed as fit; itself where that does not help."""
+        played = simulate(self.graph, self.topology, self.strategy(native), training=self.training)
+        return least_recomputed(played).strategy.native
 
     def strategy(self, native: Sequence[Native]) -> Strategy:
         shards = [shard for _, _, shard, _ in native]

@@ -2,6 +2,7 @@
 
 from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Filling, Memory, states_of, temporaries_of, workspace_of
+from .recomputing import least_recomputed, runs_of
 from .simulation import Simulation, simulate
 from .tasks import BACKWARD, COMBINE, FORWARD, GATHER, KINDS, SYNC, TRANSFER, UPDATE
 from .throughput import Throughput, counted, throughput
@@ -28,7 +29,9 @@ __all__ = [
     "Training",
     "check_training",
     "counted",
+    "least_recomputed",
     "machine_of",
+    "runs_of",
     "simulate",
     "states_of",
     "temporaries_of",
