@@ -93,10 +93,9 @@ void bind_geometry(nb::module_& m) {
       .def(nb::init<>())
       .def(
           "add_tensor",
-          [](Graph& self, Source source, int64_t item_size, bool grad, const soapstone::Factoring& axes) {
-            return self.add_tensor(source, item_size, grad, axes);
-          },
-          nb::arg("source"), nb::arg("item_size"), nb::arg("grad"), nb::arg("axes"),
+          [](Graph& self, Source source, int64_t item_size, int64_t read_size, bool grad,
+             const soapstone::Factoring& axes) { return self.add_tensor(source, item_size, read_size, grad, axes); },
+          nb::arg("source"), nb::arg("item_size"), nb::arg("read_size"), nb::arg("grad"), nb::arg("axes"),
           "Add a tensor and return its index.")
       .def("add_op", add_op, nb::arg("values"), nb::arg("steps"), nb::arg("dims"), nb::arg("inputs"),
            nb::arg("outputs"), nb::arg("head"), nb::arg("combine"), nb::arg("backward"), nb::arg("item_sizes"),

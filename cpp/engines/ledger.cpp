@@ -179,7 +179,7 @@ void Ledger::write_tensor(int32_t tensor, const TaskTimes& times) {
 
 // Where it is made.
 Ledger::Stores Ledger::made_stores(int32_t tensor) {
-  const auto& [source, item_size, grad, factoring, maker, output, readers] = graph_.graph.tensors[tensor];
+  const auto& [source, item_size, read_size, grad, factoring, maker, output, readers] = graph_.graph.tensors[tensor];
   const auto& state = graph_.ops[maker];
   const Op& op = graph_.graph.ops[maker];
   const bool is_saved = contains(op.saved, op.outputs[output].value);

@@ -136,11 +136,12 @@ void check_op(const Op& op, size_t num_tensors) {
 
 }  // namespace
 
-int32_t Graph::add_tensor(Source source, int64_t item_size, bool grad, const Factoring& axes) {
+int32_t Graph::add_tensor(Source source, int64_t item_size, int64_t read_size, bool grad, const Factoring& axes) {
   for (const auto& axis : axes) axis_size(axis);
   Tensor tensor;
   tensor.source = source;
   tensor.item_size = item_size;
+  tensor.read_size = read_size;
   tensor.grad = grad;
   tensor.factoring = refine(axes, axes);
   tensors.push_back(std::move(tensor));

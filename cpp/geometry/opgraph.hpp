@@ -64,6 +64,7 @@ enum class Source : int32_t { op, input, parameter };
 struct Tensor {
   Source source = Source::op;
   int64_t item_size = 4;
+  int64_t read_size = 4;  // of an item as all who read it use it: a parameter may be cast first
   bool grad = false;
   Factoring factoring;  // the common refinement of what writes and reads it
   OpIndex producer = none;
@@ -82,7 +83,7 @@ struct Graph {
   std::vector<Tensor> tensors;
   By<OpIndex, Op> ops;
 
-  int32_t add_tensor(Source source, int64_t item_size, bool grad, const Factoring& axes);
+  int32_t add_tensor(Source source, int64_t item_size, int64_t read_size, bool grad, const Factoring& axes);
   OpIndex add_op(Op op);
 };
 

@@ -56,8 +56,8 @@ class GatherBuilder {
     for (size_t i = 0; i < buckets.size(); ++i) {
       if (buckets[i].shard == Shard::none || (backward && buckets[i].shard != Shard::all)) continue;
       const size_t begin = block_.holds.size();
-      const auto& [holders, shard, pieces, bytes, slot, trip] = buckets[i];
-      const int64_t latency = graph_.machine.topology.all_gather(holders, bytes, block_.holds);
+      const auto& topology = graph_.machine.topology;
+      const int64_t latency = topology.all_gather(buckets[i].holders, buckets[i].gathered_bytes, block_.holds);
       block_.gathers.push_back({static_cast<int32_t>(i), backward, none, Trip::of(block_.holds, begin, latency)});
     }
   }
@@ -300,7 +300,7 @@ void GatherBlocks::list(Listing& listing) const {
       row.part = bucket.pieces[0].second;
       row.backward = gather.backward;
       row.is_half = true;
-      row.bytes = bucket.bytes;
+      row.bytes = bucket.gathered_bytes;
       row.devices = bucket.holders;
       for (const auto& [i, p] : bucket.pieces) row.pieces.emplace_back(tensors[i], p);
       listing.add(gather.slot, std::move(row));

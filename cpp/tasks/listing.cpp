@@ -68,7 +68,7 @@ Fetch Listing::fetch(OpIndex op, Part part, int32_t input) const {
   const auto& read = share.boxes[share.of_part.at(part)];
   Fetch result{hull(read), {}};
   if (!graph_.flows[tensor]) return result;
-  const auto& [source, item_size, grad, factoring, producer, output, readers] = graph_.graph.tensors[tensor];
+  const auto& [source, item_size, read_size, grad, factoring, producer, output, readers] = graph_.graph.tensors[tensor];
   const auto& made = graph_.ops[producer].layout->outputs[output];
   for (const OutputPart from : made.of_part.indices()) {
     std::vector<Box> shared;

@@ -139,6 +139,7 @@ class SyncBuilder {
         }
         buckets.back().pieces.emplace_back(static_cast<int32_t>(i), static_cast<int32_t>(p));
         buckets.back().bytes += piece.elements * tensor(i).item_size;
+        buckets.back().gathered_bytes += piece.elements * tensor(i).read_size;
       }
     return buckets;
   }
@@ -146,6 +147,7 @@ class SyncBuilder {
   bool takes(const Bucket& bucket, size_t i, const Piece& piece) const {
     return bucket.holders == piece.holders && bucket.shard == block_.shards[i] &&
            tensor(bucket.pieces[0].first).item_size == tensor(i).item_size &&
+           (bucket.shard == Shard::none || tensor(bucket.pieces[0].first).read_size == tensor(i).read_size) &&
            bucket.bytes < graph_.machine.bucket_bytes;
   }
 

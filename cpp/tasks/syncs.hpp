@@ -18,7 +18,7 @@ struct Bucket {
   std::vector<Device> holders;
   Shard shard = Shard::none;
   std::vector<std::pair<int32_t, int32_t>> pieces;  // (index in the group, piece)
-  int64_t bytes = 0;
+  int64_t bytes = 0, gathered_bytes = 0;            // of gradients, and of the weights as they are used
   Slot slot = none;
   Trip trip;
 

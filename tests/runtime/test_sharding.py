@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
 import torch
+from torch import nn
 
 import soapstone as ss
 from soapstone.runtime import Parallel, ThreadTransport
@@ -139,3 +142,39 @@ def test_evaluation_sees_what_the_optimizer_did(shard: str) -> None:
 
     for found in on_ranks("mlp", shard, act):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_weights_travel_in_the_type_in_which_they_are_used() -> None:
+    """Under autocast shares of float32 weights are gathered in bfloat16, and the numbers stay the same."""
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Linear(10, 4))
+    x, y = torch.randn(6, 6), torch.randn(6, 4)
+
+    def work() -> ss.Workload:
+        return ss.Workload(copy.deepcopy(model), (x,), loss=nn.functional.mse_loss, targets=(y,))
+
+    graph, topology = ss.capture(work(), amp="cpu:bfloat16"), ss.Topology.parse(f"cpu:1x{RANKS}")
+    types = dict(zip((tensor.name for tensor in graph.tensors), graph.read_types))
+    assert {name for name, kind in types.items() if kind == "bfloat16"} >= {"0.weight", "0.bias", "2.weight"}
+    assert types["1.weight"] == "float32"
+    found = {}
+    for baseline in (ss.baselines.data_parallel, ss.baselines.zero1, ss.baselines.fsdp):
+        strategy = baseline(graph, topology)
+
+        def act(rank: int, transport: ThreadTransport, strategy: ss.Strategy = strategy) -> dict[str, torch.Tensor]:
+            parallel = ss.parallelize(work(), graph, topology, strategy, transport=transport)
+            optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+            for _ in range(3):
+                parallel.step(x, y)
+                optimizer.step()
+            return parallel.state_dict()
+
+        found[baseline.__name__] = run_threads(RANKS, act)[0]
+        moved = ss.simulate(graph, topology, strategy, training=ss.Training(bucket_bytes=0)).moved["gather"]
+        elements = {name: math.prod(p.shape) for name, p in model.named_parameters()}
+        once = sum(count * (2 if types[name] == "bfloat16" else 4) for name, count in elements.items()) * (RANKS - 1)
+        assert moved == once * {"data_parallel": 0, "zero1": 1, "fsdp": 2}[baseline.__name__]
+    for name, value in found["data_parallel"].items():
+        torch.testing.assert_close(found["zero1"][name], value, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(found["fsdp"][name], value, rtol=1e-6, atol=1e-7)

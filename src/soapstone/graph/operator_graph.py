@@ -20,6 +20,7 @@ from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
 FORMAT = 3
 
 
+CAST = "_to_copy"
 _SOURCES = {
     "op": _core.Source.op,
     "input": _core.Source.input,
@@ -78,6 +79,21 @@ class OperatorGraph:
         return tuple(t for t in self.tensors if t.source == "parameter")
 
     @cached_property
+    def read_types(self) -> tuple[str, ...]:
+        """By tensor, the type in which it is used: that of a cast, where all who read it cast it first to the same."""
+        found: dict[int, set[str]] = {}
+        for op in self.ops:
+            for operand in op.inputs:
+                for step in op.steps:
+                    if operand.value in step.inputs:
+                        value = op.values[step.outputs[0] if step.kind == CAST else operand.value]
+                        found.setdefault(operand.tensor, set()).add(value.dtype)
+        return tuple(
+            min(types) if len(types := found.get(i, set())) == 1 and tensor.source == "parameter" else tensor.dtype
+            for i, tensor in enumerate(self.tensors)
+        )
+
+    @cached_property
     def trains(self) -> tuple[tuple[int, ...], ...]:
         """By op, the numbers of the trained parameters that it reads."""
         trained = {i for i, tensor in enumerate(self.tensors) if tensor.source == "parameter" and tensor.grad}
@@ -134,10 +150,11 @@ class OperatorGraph:
     @cached_property
     def native(self) -> _core.Graph:
         native = _core.Graph()
-        for t in self.tensors:
+        for t, read_type in zip(self.tensors, self.read_types):
             if t.source not in _SOURCES:
                 raise ValueError(f"tensor {t.name!r} has the unknown source {t.source!r}")
-            native.add_tensor(_SOURCES[t.source], ITEM_SIZES[t.dtype], t.grad, [[n] for n in t.shape])
+            sizes = ITEM_SIZES[t.dtype], ITEM_SIZES[read_type]
+            native.add_tensor(_SOURCES[t.source], *sizes, t.grad, [[n] for n in t.shape])
         for op in self.ops:
             _add_op(native, op, self.tensors)
         return native

@@ -20,7 +20,8 @@ CLOSE_WORK = 1_000_000  # tasks of the choices that are looked at closely
 @dataclass(frozen=True)
 class Choice:
     """Ops that are configured alike in both strategies, but not as in the other one. Differences are what taking the
-    choice back would add: to the step's time, to what gradient sums and activations move, to the fullest device."""
+    choice back would add: to the step's time, to what gradient sums, with gathers of weights, and activations move, to
+    the fullest device."""
 
     title: str
     ops: tuple[int, ...]
@@ -130,6 +131,6 @@ def taken_back(other: Strategy, ops: tuple[int, ...]) -> dict[str, Configuration
 
 
 def _differences(without: Simulation, ours: Simulation) -> tuple[int, int, int]:
-    gradients = without.moved["sync"] - ours.moved["sync"]
+    gradients = sum(without.moved[kind] - ours.moved[kind] for kind in ("sync", "gather"))
     activations = without.bytes_moved - ours.bytes_moved - gradients
     return gradients, activations, max(without.peak_memory) - max(ours.peak_memory)

@@ -18,7 +18,7 @@ from .breakdown import breakdown_of
 from .choices import Comparison
 from .layers import Layer, folds_of, layers_of
 from .trace import Happening
-from .words import closing, summary, telling, titled, traffic
+from .words import closing, kept, summary, telling, titled, traffic
 
 FORMAT = 1
 _TYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "f64": "<f8"}
@@ -111,6 +111,7 @@ def _ops(graph: OperatorGraph, strategy: Strategy, layers: Sequence[Layer]) -> l
             "dims": [{"name": dim.name, "size": dim.size, "kind": dim.kind} for dim in op.dims],
             "degrees": dict(strategy[op.name].degrees),
             "devices": list(strategy[op.name].devices),
+            "kept": ", ".join(kept(strategy[op.name])),
             "flops": op.flops,
             "weights": _weights(graph, op),
             "output": "x".join(map(str, op.values[op.outputs[0].value].shape)),

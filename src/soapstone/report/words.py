@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..graph import Op, scaled
+from ..simulator import Simulation
 from ..strategy import Configuration
 from ..topology import Topology
 from .choices import Choice, Comparison
@@ -24,9 +25,11 @@ def traffic(choice: Choice, comparison: Comparison) -> str:
     """How its ops are placed, and what that saves and costs."""
     op = comparison.ours.graph.ops[choice.ops[0]]
     least = _NEGLIGIBLE * max(comparison.ours.bytes_moved, comparison.theirs.bytes_moved)
+    gathers = comparison.ours.moved["gather"] or comparison.theirs.moved["gather"]
+    sums = "gradient sums and weights" if gathers else "gradient sums"
     moved = [
         f"{'saves' if size > 0 else 'costs'} {scaled(abs(size), 'B')} of {what}"
-        for size, what in ((choice.gradients, "gradient sums"), (choice.activations, "activations"))
+        for size, what in ((choice.gradients, sums), (choice.activations, "activations"))
         if abs(size) > least
     ]
     how = placed(choice.ours, op, comparison.ours.topology)
@@ -74,7 +77,17 @@ def titled(choice: Choice) -> str:
 
 
 def placed(configuration: Configuration, op: Op, topology: Topology) -> str:
-    """How one op is split and where it runs."""
+    """How one op is split and where it runs, and what is kept of it."""
+    return ", ".join([_split(configuration, op, topology), *kept(configuration)])
+
+
+def kept(configuration: Configuration) -> list[str]:
+    """What devices do not keep all of."""
+    found = {"none": [], "optimizer": ["optimizer state sharded"], "all": ["weights sharded"]}[configuration.shard]
+    return [*found, "recomputed"] if configuration.recompute else found
+
+
+def _split(configuration: Configuration, op: Op, topology: Topology) -> str:
     used = len(set(configuration.devices))
     if not configuration.degrees:
         return f"whole on {topology.devices[configuration.devices[0]].name}"
@@ -118,12 +131,15 @@ def _speed(comparison: Comparison, other: str) -> str:
 
 def _traffic(comparison: Comparison) -> str:
     ours, theirs = comparison.ours, comparison.theirs
-    rows = [(sim.moved["sync"], sim.bytes_moved - sim.moved["sync"]) for sim in (ours, theirs)]
-    (sums, activations), (their_sums, their_activations) = rows
-    return (
-        f"It moves {scaled(sums, 'B')} of gradient sums instead of {scaled(their_sums, 'B')}, and "
-        f"{scaled(activations, 'B')} of activations instead of {scaled(their_activations, 'B')}."
+    return f"It moves {_moved('gradient sums', ours, theirs)}, and {_moved('activations', ours, theirs)}." + (
+        f" It gathers {_moved('weights', ours, theirs)}." if ours.moved["gather"] or theirs.moved["gather"] else ""
     )
+
+
+def _moved(what: str, ours: Simulation, theirs: Simulation) -> str:
+    kinds = {"gradient sums": ("sync",), "activations": ("transfer", "combine"), "weights": ("gather",)}[what]
+    mine, its = (scaled(sum(sim.moved[kind] for kind in kinds), "B") for sim in (ours, theirs))
+    return f"{mine} of {what} instead of {its}"
 
 
 def _compute(comparison: Comparison) -> list[str]:

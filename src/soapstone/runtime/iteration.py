@@ -220,7 +220,8 @@ class Iteration:
         self._gradients[share] = messages.sum(event, gradient)
 
     def _gather(self, event: Gather) -> None:
-        bucket = GatheredBucket(self._executor.store.sharded, event)
+        dtype = getattr(torch, self._graph.read_types[event.pieces[0][0]])
+        bucket = GatheredBucket(self._executor.store.sharded, event, dtype)
         self._executor.weights.begin(event, (bucket, self._executor.messages.gather(event, bucket.flat)))
 
     def _begin_sync(self, event: Sync) -> None:

@@ -155,11 +155,12 @@ def _portions(pieces: Sequence[Piece], device: int) -> dict[int, Portion]:
 
 
 class GatheredBucket:
-    """The shares that one gather brings together: what this rank gives, and where all of it goes."""
+    """The shares that one gather brings together: what this rank gives, and where all of it goes. They travel in the
+    type in which they are used: those who read them would cast them to it anyway."""
 
-    def __init__(self, sharded: Mapping[int, Sharded], event: Gather) -> None:
+    def __init__(self, sharded: Mapping[int, Sharded], event: Gather, dtype: torch.dtype) -> None:
         self._pieces = [(sharded[tensor], piece) for tensor, piece in event.pieces]
-        self.flat = torch.cat([each.own(piece) for each, piece in self._pieces])
+        self.flat = torch.cat([each.own(piece) for each, piece in self._pieces]).to(dtype)
 
     def take(self, pending: Pending) -> None:
         widths = [each.portions[piece].width for each, piece in self._pieces]

@@ -15,6 +15,7 @@ function layerDetails(report, index, short = false) {
     ["flops", flopsText(sum("flops"))],
     ["weights", bytesText(ops.length > 1 ? Math.max(...ops.map((one) => one.weights ?? 0)) : op.weights)],
     ["output", String(op.output ?? "–").replaceAll("x", " × ")],
+    ...(op.kept ? [["kept", op.kept]] : []),
   ];
   const title = el("p", { class: "panel-title", text: layer.name });
   if (short) return [title, pairs(facts, "pairs tight")];

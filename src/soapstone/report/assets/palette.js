@@ -19,11 +19,13 @@ const TASK_COLOURS = {
   combine: "#c9ae4a",
   transfer: "#e38b35",
   sync: "#a3304f",
+  gather: "#d98fa5",
   update: "#8c8c8c",
 };
 const REAL_COLOURS = {
   ...TASK_COLOURS,
   compute: "#2a6b85",
+  scatter: "#a3304f",
   wait: "#c4c4c4",
   announce: "#8c8c8c",
   message: "#e38b35",

@@ -6,6 +6,8 @@ const GLYPHS = {
   combine: "Σ",
   transfer: "⇢",
   sync: "⇄",
+  gather: "⇉",
+  scatter: "⇄",
   update: "↻",
   compute: "▪",
   wait: "…",
