@@ -32,6 +32,8 @@ def traffic(choice: Choice, comparison: Comparison) -> str:
         for size, what in ((choice.gradients, sums), (choice.activations, "activations"))
         if abs(size) > least
     ]
+    if abs(choice.memory) > _NEGLIGIBLE * max(comparison.theirs.peak_memory) and choice.ours.keeps_less:
+        moved.append(f"{'saves' if choice.memory > 0 else 'costs'} {scaled(abs(choice.memory), 'B')} of memory")
     how = placed(choice.ours, op, comparison.ours.topology)
     return f"{how}; {', '.join(moved) or 'moves about as much'}"
 

@@ -219,16 +219,29 @@ def _starts(
         raise KeyboardInterrupt
     if not given and not drawn:
         raise SoapstoneError(f"a search needs an initial strategy; use {known}, or a Strategy")
-    costs = [problem.cost(native) for native in given]
-    problem.options.recomputes = problem.recompute and any(not_fitting for not_fitting, _ in costs)
-    if problem.options.recomputes:
-        given = [problem.recomputed(native) if cost[0] else native for native, cost in zip(given, costs)]
-        costs = [problem.cost(native) for native in given]
-    given = [given[i] for i in sorted(range(len(given)), key=lambda i: costs[i])]
-    for native in given:
+    ranked = _ranked(problem, given, deadline)
+    for native in ranked:
         for groups in levels:
             problem.ask(tied(native, groups))
-    return [*map(_fixed, given), *drawn]
+    return [*map(_fixed, ranked), *drawn]
+
+
+def _ranked(problem: Problem, given: Sequence[list[Native]], deadline: _StartDeadline) -> list[list[Native]]:
+    """The fastest first, of those that fit. Where some do not, they get the least recomputation with which they do, and
+    ops may be recomputed from then on."""
+    costs: list[tuple[bool, int]] = []
+    for number, native in enumerate(given):
+        deadline.tell(number / len(given))
+        costs.append(problem.cost(native))
+    problem.options.recomputes = problem.recompute and any(not_fitting for not_fitting, _ in costs)
+    if not problem.options.recomputes:
+        return [given[i] for i in sorted(range(len(given)), key=lambda i: costs[i])]
+    found: list[tuple[tuple[bool, int], list[Native]]] = []
+    for number, (native, cost) in enumerate(zip(given, costs)):
+        deadline.tell(number / len(given))
+        less = problem.recomputed(native) if cost[0] and not deadline.is_interrupted() else native
+        found.append((cost if less == native else problem.cost(less), less))
+    return [native for _, native in sorted(found, key=lambda pair: pair[0])]
 
 
 class _StartDeadline:
@@ -260,10 +273,14 @@ class _StartDeadline:
             return True
         if self._most is None:
             return not self._few_devices
+        self.tell(min(self.seconds / self._most, 1.0))
+        return self.seconds >= self._most
+
+    def tell(self, share: float) -> None:
+        """How far the look for starts is."""
         if monotonic() >= self._reported + TICK:
             self._reported = monotonic()
-            self._report(Progress("looking for a start", min(self.seconds / self._most, 1.0)))
-        return self.seconds >= self._most
+            self._report(Progress("looking for a start", share))
 
 
 def _by_optcnn(problem: Problem, tyings: Sequence[Groups], deadline: _StartDeadline, alone: bool) -> list[list[Native]]:

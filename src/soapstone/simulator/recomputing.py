@@ -20,7 +20,7 @@ from .tasks import FORWARD
 
 def least_recomputed(simulation: Simulation) -> Simulation:
     """The same strategy with as few runs recomputed as fit into memory; itself where it fits, or where none does."""
-    if simulation.fits:
+    if simulation.fits or not _may_fit(simulation):
         return simulation
     runs = _best_first(simulation)
     found: dict[int, Simulation] = {}
@@ -33,6 +33,13 @@ def least_recomputed(simulation: Simulation) -> Simulation:
     if not fits(len(runs)):
         return simulation
     return found[bisect_left(range(len(runs)), True, key=fits)]
+
+
+def _may_fit(simulation: Simulation) -> bool:
+    """Whether there is room for what stays, whatever is recomputed."""
+    memory = simulation.memory
+    stays = memory.parameters + memory.states + memory.workspace
+    return all(size <= device.memory for size, device in zip(stays, simulation.topology.devices))
 
 
 def _recomputed(simulation: Simulation, ops: list[int]) -> Simulation:

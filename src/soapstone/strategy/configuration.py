@@ -71,6 +71,11 @@ class Configuration:
     def num_parts(self) -> int:
         return prod(self.degrees.values())
 
+    @property
+    def keeps_less(self) -> bool:
+        """Whether devices do not keep all that they use."""
+        return self.shard != "none" or self.recompute
+
     def degrees_of(self, op: Op) -> list[int]:
         """The degree of each of the op's dims, in order."""
         return [self.degrees.get(dim.name, 1) for dim in op.dims]
