@@ -3,7 +3,7 @@
 A model is cut where a single tensor leads on: after each half of a transformer's block, say. What lies between two
 cuts is a run. The ops of a run are recomputed, all but its last, whose output is kept; runs that keep the most bytes
 for the time that they take before others, and of those that are alike the first, since what they make lies there
-longest.
+longest. Where all runs are not enough, several in a row become one, and less is kept between them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from ..graph import OperatorGraph
 from .simulation import Simulation, simulate
 from .tasks import FORWARD
+
+LONGER = (2, 4, 8)  # runs in one
 
 
 def least_recomputed(simulation: Simulation) -> Simulation:
@@ -30,9 +32,18 @@ def least_recomputed(simulation: Simulation) -> Simulation:
             found[count] = _recomputed(simulation, [op for run in runs[:count] for op in run])
         return found[count].fits
 
-    if not fits(len(runs)):
-        return simulation
-    return found[bisect_left(range(len(runs)), True, key=fits)]
+    if fits(len(runs)):
+        return found[bisect_left(range(len(runs)), True, key=fits)]
+    longer = (_recomputed(simulation, _in_long_runs(simulation.graph, count)) for count in LONGER)
+    return next((each for each in longer if each.fits), simulation)
+
+
+def _in_long_runs(graph: OperatorGraph, count: int) -> list[int]:
+    """The ops of so many runs in a row, with all but the last of the tensors between them."""
+    runs = runs_of(graph)
+    ends = {run[-1] + 1 for run in runs[count - 1 :: count]}
+    last = runs[-1][-1] + 1
+    return [i for i, op in enumerate(graph.ops[:last]) if op.backward and i not in ends]
 
 
 def _may_fit(simulation: Simulation) -> bool:
