@@ -346,5 +346,10 @@ def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> l
         mfu = "-" if rates.mfu is None else f"{rates.mfu:.1%}"
         fit = peak + "!" * (not sim.fits)
         table.add_row(f"[bold]{name}", duration(sim.makespan), speed, rate, mfu, *most, fit, took)
-    too_large = not all(sim.fits for sim, _ in rows.values())
-    return [table, "! does not fit: some device would hold more than its memory."] if too_large else [table]
+    shown: list[Listing | str] = [table]
+    if not all(sim.fits for sim, _ in rows.values()):
+        shown.append("! does not fit: some device would hold more than its memory.")
+    again = [name for name, (sim, _) in rows.items() if any(c.recompute for c in sim.strategy.values())]
+    if baselines := [name for name in again if name in BASELINES]:
+        shown.append(f"With the least recomputation that fits: {', '.join(baselines)}.")
+    return shown
