@@ -173,26 +173,23 @@ GatherBlocks::GatherBlocks(TaskGraph& graph)
   std::vector<int32_t> trained;
   for (size_t group = 0; group < blocks_.size(); ++group)
     if (graph.syncs.groups()[group].grad) trained.push_back(static_cast<int32_t>(group));
-  const auto distance = graph.machine.groups_ahead + 1;
-  const auto gate = [&](int32_t group, std::span<const int32_t> others, auto may_wait_for) {
-    for (const int32_t other : others) {
-      bool found = false;
-      for (const OpIndex op : graph.syncs.groups()[other].ops) {
-        if (!may_wait_for(op, graph.syncs.groups()[group])) continue;
+  find_gates(trained, is_before, before_);
+  std::reverse(trained.begin(), trained.end());
+  find_gates(trained, is_after, after_);
+}
+
+// For each group of an order the first beyond those ahead of it that has an op to wait for.
+void GatherBlocks::find_gates(std::span<const int32_t> order, bool (*may_wait_for)(OpIndex, const SyncGroup&),
+                              std::vector<int32_t>& gates) {
+  const auto& groups = graph_.syncs.groups();
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int32_t group = order[i];
+    for (size_t k = i + 1 + graph_.machine.groups_ahead; k < order.size() && gates[group] < 0; ++k)
+      for (const OpIndex op : groups[order[k]].ops) {
+        if (!may_wait_for(op, groups[group])) continue;
+        gates[group] = order[k];
         gated_by_[op].push_back(group);
-        found = true;
       }
-      if (found) return other;
-    }
-    return -1;
-  };
-  const std::vector<int32_t> reversed(trained.rbegin(), trained.rend());
-  const auto beyond = [&](const std::vector<int32_t>& order, size_t i) {
-    return std::span(order).subspan(std::min(i + distance, order.size()));
-  };
-  for (size_t i = 0; i < trained.size(); ++i) {
-    before_[trained[i]] = gate(trained[i], beyond(trained, i), is_before);
-    after_[reversed[i]] = gate(reversed[i], beyond(reversed, i), is_after);
   }
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 
 namespace soapstone {
 
+struct SyncGroup;
 class TaskGraph;
 
 struct Gather {
@@ -67,6 +69,8 @@ class GatherBlocks final : public Blocks {
   void list(Listing& listing) const override;
 
  private:
+  void find_gates(std::span<const int32_t> order, bool (*may_wait_for)(OpIndex, const SyncGroup&),
+                  std::vector<int32_t>& gates);
   void drop(std::unique_ptr<GatherBlock> block);
 
   TaskGraph& graph_;

@@ -293,10 +293,17 @@ def compare(
     data = _simulated(case, BASELINES["data"](case.graph, case.topology))
     rows: dict[str, tuple[Simulation, float]] = {}
     refused: set[str] = set()
+    baselines: dict[str, Strategy] = {}
     for name in names:
         try:
             if name in BASELINES:
-                sim = _simulated(case, BASELINES[name](case.graph, case.topology))
+                strategy = BASELINES[name](case.graph, case.topology)
+                if same := next((other for other, known in baselines.items() if known == strategy), None):
+                    say(f"{name} is {same} here.")
+                    refused.add(name)
+                    continue
+                baselines[name] = strategy
+                sim = _simulated(case, strategy)
                 rows[name] = least_recomputed(sim) if memory_limit else sim, 0.0
                 continue
             found = METHODS[name](case, wanted, data.makespan)
