@@ -112,7 +112,7 @@ def test_a_local_optimum_has_no_better_neighbour(name: str) -> None:
             assert not is_better({name: replace(result.strategy[name], shard=shard) for name in names})
 
 
-def test_where_nothing_else_fits_it_begins_with_what_is_sharded() -> None:
+def test_it_begins_with_what_is_sharded_too() -> None:
     graph, topology = case("gpt2", "p100:1x4")
     memory = ss.simulate(graph, topology, ss.baselines.fsdp(graph, topology)).memory
     tight = replace(

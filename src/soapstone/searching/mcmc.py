@@ -26,7 +26,7 @@ from .problem import Problem
 from .tying import Groups, levels, tied
 
 # What each method begins with; one: everything on one device of each kind; node: the baselines on one node of several;
-# sharded: the baselines that shard parameters, where nothing else fits.
+# sharded: the baselines that shard parameters, where that is looked for.
 INITIAL = {"soapstone": (*UNSHARDED, "one", "node", "optcnn", "sharded", "random"), "paper": ("data", "random")}
 # OptCNN looks for a start in at most this share of the time, in as many options as it gets to; where proposals are
 # counted, which must not depend on the clock, in few options on up to so many devices.
@@ -211,8 +211,8 @@ def _starts(
         elif start == "optcnn":
             given += _by_optcnn(problem, levels, deadline, alone=len(initial) == 1)
         elif start == "sharded":
-            if problem.options.shards and all(not_fitting for not_fitting, _ in map(problem.cost, given)):
-                given += [BASELINES[name](problem.graph, problem.topology).native for name in SHARDED]
+            names = SHARDED if problem.options.shards else ()
+            given += [BASELINES[name](problem.graph, problem.topology).native for name in names]
         else:
             raise SoapstoneError(f"initial={shortened(start)} is no strategy; use {known}, or a Strategy")
     if not given and not drawn and deadline.is_interrupted():
