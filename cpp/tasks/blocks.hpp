@@ -12,8 +12,8 @@ class Listing;
 
 constexpr int64_t uncounted = -1;  // of an edge's least time: some part at its end has nothing to do with it
 
-// All blocks of one kind: the ops' own tasks, transfers, gradient sums, updates. While a change is open, the blocks
-// that it replaced are kept beside the new ones. A further kind is a class like this and a member of TaskGraph;
+// All blocks of one kind: the ops' own tasks, transfers, gradient sums, gathers, updates. While a change is open, the
+// blocks that it replaced are kept beside the new ones. A further kind is a class like this and a member of TaskGraph;
 // docs/how-to-add.md has the steps, and what engines take for granted.
 class Blocks {
  public:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,9 @@ import soapstone as ss
 from soapstone.errors import StrategyError
 from soapstone.simulator import BACKWARD, FORWARD, Simulation, least_recomputed, runs_of
 from tests.support.chains import graph_of
+from tests.support.layers import BATCH, LAYERS, WIDTH, layers
 
-LAYERS, WIDTH, BATCH = 6, 64, 8
 OUTPUT = 4 * WIDTH * BATCH  # bytes of what a layer makes
-
-
-@cache
-def layers() -> ss.OperatorGraph:
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
-    return ss.capture(ss.Workload(model, (torch.zeros(BATCH, WIDTH),), loss=torch.sum))
 
 
 def simulated(*marked: int, devices: tuple[int, ...] = (0,)) -> Simulation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -17,15 +16,9 @@ from soapstone.errors import StrategyError
 from soapstone.simulator import GATHER, SYNC, Simulation
 from soapstone.strategy import SHARDS
 from tests.support.chains import graph_of
+from tests.support.layers import BATCH, LAYERS, WIDTH, layers
 
-LAYERS, WIDTH, BATCH = 6, 64, 8
 ONE_BY_ONE = ss.Training(optimizer="adam", bucket_bytes=0)
-
-
-@cache
-def layers() -> ss.OperatorGraph:
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
-    return ss.capture(ss.Workload(model, (torch.zeros(BATCH, WIDTH),), loss=torch.sum))
 
 
 def simulated(shard: str, devices: str = "p100:1x4", training: ss.Training = ONE_BY_ONE) -> Simulation:

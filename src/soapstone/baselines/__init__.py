@@ -11,4 +11,4 @@ BASELINES = {
     "data": data_parallel, "model": model_parallel, "expert": expert, "zero1": zero1, "fsdp": fsdp,
     "megatron": megatron,
 }  # fmt: skip
-UNSHARDED = ("data", "model", "expert")  # of which every device keeps all that it needs; the expert's may be Megatron's
+UNSHARDED = ("data", "model", "expert")  # for transformers the expert is Megatron

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..simulator import COMBINE, GATHER, SYNC, TRANSFER, Simulation
+from ..simulator import COMMUNICATION, Simulation
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def breakdown_of(sim: Simulation) -> Breakdown:
     count = sim.topology.num_devices
     compute, communication, waiting, launching = ([0] * count for _ in range(4))
     free = [0] * count
-    moves = np.isin(sim.tasks["kind"], (TRANSFER, COMBINE, SYNC, GATHER))
+    moves = np.isin(sim.tasks["kind"], COMMUNICATION)
     for device, row, start, end in _served(sim):
         ready = min(max(int(sim.tasks["ready"][row]), free[device]), max(start, free[device]))
         exposed = _moving(sim, moves, row, free[device], ready)

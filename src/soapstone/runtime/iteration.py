@@ -27,6 +27,7 @@ def train(executor: Executor, given: dict[Key, torch.Tensor], sync: bool, agreed
     raises where a rank has refused its batch, and gives what all ranks `weigh`; it is asked before anything moves."""
     iteration = Iteration(executor, given, sync, agreed)
     executor.ready.begin(iteration.completed)
+    executor.weights.begin_step()
     executor.draws.begin()
     try:
         with torch.enable_grad():
@@ -222,7 +223,7 @@ class Iteration:
     def _gather(self, event: Gather) -> None:
         dtype = getattr(torch, self._graph.read_types[event.pieces[0][0]])
         bucket = GatheredBucket(self._executor.store.sharded, event, dtype)
-        self._executor.weights.begin(event, (bucket, self._executor.messages.gather(event, bucket.flat)))
+        self._executor.weights.begin(event, bucket, self._executor.messages.gather(event, bucket.flat))
 
     def _begin_sync(self, event: Sync) -> None:
         if not self._sync:

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import inf
 
-from ..simulator import COMBINE, GATHER, SYNC, TRANSFER
+from ..simulator import COMBINE, COMMUNICATION, GATHER, SYNC, TRANSFER
 from .keys import FromOthers, Gathered, Given, Key, Payload, Received, Share, State, Total
 from .placement import Placement
 from .segments import Segment
 
 Node = tuple[str, int]  # "forward" or "backward" of a segment, the "row" of a task, or "loss"
 Order = list[Node]
-COMMUNICATION = (TRANSFER, COMBINE, SYNC, GATHER)
 
 
 class Ordering:

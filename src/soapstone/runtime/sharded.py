@@ -98,14 +98,12 @@ class Sharded:
             self.parameter.grad = torch.zeros_like(self.parameter)
         return self.parameter.grad
 
-    def begin_sums(self) -> None:
-        """All gradients of a step are there."""
+    def begin_step(self) -> None:
+        """None of the step's gradients is summed yet."""
         self._unsummed = {number for number, portion in self.portions.items() if portion.is_shared}
 
     def given(self, piece: int) -> torch.Tensor:
         """The gradient of a piece, a row for each holder's share. With the last one the shard has none any more."""
-        if not self._unsummed:
-            self.begin_sums()
         portion = self.portions[piece]
         flat = self._flat(portion, self.shard.gradient())
         self._unsummed.discard(piece)
@@ -195,6 +193,7 @@ class SharedWeights:
         *,
         stays: bool,
     ) -> None:
+        self._sharded = sharded
         self._awaited: dict[tuple[int, bool], list[int]] = {}
         self._released: dict[tuple[int, bool], list[Sharded]] = {}
         self._pending: dict[int, tuple[GatheredBucket, Pending]] = {}
@@ -211,8 +210,14 @@ class SharedWeights:
         for (tensor, backward), segment in () if stays else last.items():
             self._released.setdefault((segment, backward), []).append(sharded[tensor])
 
-    def begin(self, event: Gather, pending: tuple[GatheredBucket, Pending]) -> None:
-        self._pending[event.row] = pending
+    def begin_step(self) -> None:
+        self._pending.clear()  # what nobody waited for
+        for each in self._sharded.values():
+            each.begin_step()
+
+    def begin(self, event: Gather, bucket: GatheredBucket, pending: Pending) -> None:
+        """A gather is on its way."""
+        self._pending[event.row] = bucket, pending
 
     def take(self, segment: int, *, backward: bool) -> None:
         """Wait for what a segment reads."""

@@ -135,9 +135,7 @@ def search(
         starts += _starts(problem, INITIAL[method] if initial is None else initial, groups, deadline)
         if budget is not None:
             budget = max(budget - deadline.seconds, budget / 2)
-        for i, each in enumerate(_budgets(budget, proposals, chains)):
-            chain = problem.chain(f"{seed} {i}", engine)
-            walkers.append(Chain(chain, problem.options, each, seed=f"{seed} {i}", place=i))
+        walkers += _walkers(problem, _budgets(budget, proposals, chains), seed, engine)
         if interrupt.happened:
             stop()
         _run_all(run, walkers, report, stop)
@@ -173,6 +171,15 @@ def check_arguments(
         refuse("temperature", temperature, "a share of the cost; use one such as 5e-4")
     if not isinstance(engine, str) or engine not in ENGINES:
         refuse("engine", engine, f"a way to simulate; use {', '.join(ENGINES)}")
+
+
+def _walkers(problem: Problem, budgets: Sequence[Budget], seed: int, engine: str) -> list[Chain]:
+    """A chain for each budget, with random numbers of its own."""
+    seeds = [f"{seed} {place}" for place in range(len(budgets))]
+    return [
+        Chain(problem.chain(own, engine), problem.options, budget, seed=own, place=place)
+        for place, (budget, own) in enumerate(zip(budgets, seeds))
+    ]
 
 
 def _budgets(seconds: float | None, proposals: int | None, chains: int) -> list[Budget]:

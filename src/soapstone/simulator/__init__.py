@@ -4,7 +4,7 @@ from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Filling, Memory, states_of, temporaries_of, workspace_of
 from .recomputing import least_recomputed, runs_of
 from .simulation import Simulation, simulate
-from .tasks import BACKWARD, COMBINE, FORWARD, GATHER, KINDS, SYNC, TRANSFER, UPDATE
+from .tasks import BACKWARD, COMBINE, COMMUNICATION, FORWARD, GATHER, KINDS, SYNC, TRANSFER, UPDATE
 from .throughput import Throughput, counted, throughput
 from .times import KnownTimes, machine_of, translated_errors
 from .training import Training, check_training
@@ -12,6 +12,7 @@ from .training import Training, check_training
 __all__ = [
     "BACKWARD",
     "COMBINE",
+    "COMMUNICATION",
     "ENGINES",
     "FASTEST",
     "FORWARD",

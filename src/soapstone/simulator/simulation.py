@@ -13,7 +13,7 @@ from ..strategy import Strategy
 from ..topology import Topology
 from .memory import Filling, Ledger, Memory, memory_of
 from .path import critical_path
-from .tasks import BACKWARD, COMBINE, FORWARD, GATHER, SYNC, TASK, TRANSFER, UPDATE
+from .tasks import BACKWARD, COMBINE, COMMUNICATION, FORWARD, GATHER, SYNC, TASK, TRANSFER, UPDATE
 from .throughput import Throughput, throughput
 from .times import KnownTimes, check_all, machine_of, translated_errors
 from .training import Training
@@ -98,7 +98,7 @@ class Simulation:
         more than the makespan."""
         rows = self.tasks[self.critical_path]
         ends = np.maximum.accumulate(np.concatenate([[0], rows["end"]]))
-        moving = np.isin(rows["kind"], (TRANSFER, COMBINE, SYNC, GATHER))
+        moving = np.isin(rows["kind"], COMMUNICATION)
         return float(np.diff(ends)[moving].sum()) * 1e-9
 
     @cached_property

@@ -32,7 +32,6 @@ class Training:
             raise SoapstoneError(f"optimizer={shortened(self.optimizer)} is not a name; use one such as 'adam'")
         if size is not None and (type(size) is not int or not 0 <= size < 2**62):
             raise SoapstoneError(f"bucket_bytes={shortened(size)} is not a number of bytes; use 0 for one by one")
-
         if type(self.groups_ahead) is not int or not 0 <= self.groups_ahead < 2**20:
             raise SoapstoneError(f"groups_ahead={shortened(self.groups_ahead)} is not a number of groups; 1 is usual")
 
