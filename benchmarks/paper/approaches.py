@@ -58,7 +58,7 @@ def _strategy(
     if method == "reinforce":
         return reinforce(graph, topology, training=TRAINING, budget=budget, seed=seed).strategy
     return ss.search(
-        graph, topology, training=TRAINING, budget=budget, seed=seed, method=method, sharding=False
+        graph, topology, training=TRAINING, budget=budget, seed=seed, method=method, sharding=False, recompute=False
     ).strategy
 
 

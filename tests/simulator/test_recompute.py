@@ -156,3 +156,13 @@ def test_no_more_is_recomputed_than_must_be(share: float) -> None:
 def test_what_fits_stays_as_it_is() -> None:
     sim = simulated()
     assert least_recomputed(sim) is sim
+
+
+def test_a_model_without_runs_stays_as_it_is() -> None:
+    plain = simulated()
+    memory = plain.memory
+    least = int((memory.parameters + memory.states + memory.workspace).max())
+    tight = replace(plain.topology, devices=tuple(replace(d, memory=least + 1) for d in plain.topology.devices))
+    sim = ss.simulate(plain.graph, tight, ss.baselines.data_parallel(plain.graph, tight))
+    assert not sim.fits
+    assert least_recomputed(sim) is sim

@@ -137,10 +137,11 @@ def train(
         agree(transport, lambda: check_ranks(case.topology, transport.size))
         case = _measured_once(case, chosen, transport)
         torch.manual_seed(seed)
-        work = load_workload(case.request).on(place)
+        work = load_workload(case.request)
         warn_of_other_devices(case.topology, transport, place)
         if check:
-            _check(case, work, chosen, wanted, transport, place)
+            _check(case, work.on(place), chosen, wanted, transport, place)
+            work = work.on(torch.device("cpu"))  # so that a GPU has only what the strategy gives it
         found = _train(case, work, chosen, wanted, transport, place)
         if transport.rank == 0:
             if trace is not None:
@@ -243,6 +244,7 @@ def _train(
 ) -> Trained:
     parallel = _parallel(case, work, strategy, wanted, transport, place)
     optimizer = wanted.optimizer_of(parallel.parameters())
+    batch = [tensor.to(place) for tensor in work.batch]
     losses, seconds, record = [], [], None
     for step in range(WARM + wanted.steps):
         last = step == WARM + wanted.steps - 1
@@ -250,7 +252,7 @@ def _train(
         start, begin = perf_counter(), perf_counter_ns()
         if last:
             parallel.watch()
-        loss = parallel.step(*work.batch)
+        loss = parallel.step(*batch)
         optimizer.step()
         if place.type == "cuda":
             import torch

@@ -92,6 +92,9 @@ class Bucket:
         ]
         windows = [shard.window(shard.gradient(), box).reshape(-1) for shard, box in self._places]
         self.flat = torch.cat(windows) if len(windows) > 1 else windows[0].clone()
+        for shard, box in self._places:
+            if list(box) == list(shard.box):
+                shard.tensor.grad = None  # until the sum is there
 
     def take(self, pending: Pending) -> None:
         """Wait for the sum. A whole gradient is where the sum is from now on; a part of one is copied to its place."""

@@ -7,6 +7,7 @@ segment that gave it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,6 +21,7 @@ from .sharded import GatheredBucket, ScatteredBucket
 from .transports import Pending
 
 Agreed = Callable[[], torch.Tensor | None]
+SCATTERS_AHEAD = 2  # one on its way, one behind it
 
 
 def train(executor: Executor, given: dict[Key, torch.Tensor], sync: bool, agreed: Agreed) -> torch.Tensor:
@@ -58,7 +60,8 @@ class Iteration:
         self._pending: dict[Key, Pending] = {}  # from other ranks
         self._outputs: dict[int, dict[Key, torch.Tensor]] = {}  # of each segment, with their autograd graph
         self._gradients: dict[ToOthers, Pending] = {}
-        self._buckets: list[tuple[Bucket | ScatteredBucket, Pending]] = []
+        self._buckets: list[tuple[Bucket, Pending]] = []
+        self._scattered = deque[tuple[ScatteredBucket, Pending]]()
         self._announced: Pending | None = None  # the loss
         self._said = 0  # how many events of the program that are not runs
 
@@ -69,6 +72,8 @@ class Iteration:
                 executor.timed(number, self._backward if event.backward else self._forward, event.segment)
             elif number == self._next_talk():
                 self._say(number, event)
+            for key in executor.last_uses.get(number, ()):
+                self._values.pop(key, None)
 
     def loss(self) -> torch.Tensor:
         return self._own_loss() if self._announced is None else self._announced()
@@ -231,12 +236,20 @@ class Iteration:
         store, messages = self._executor.store, self._executor.messages
         if event.scatters:
             scattered = ScatteredBucket(store.sharded, event)
-            self._buckets.append((scattered, messages.scatter(event, scattered.rows)))
+            self._scattered.append((scattered, messages.scatter(event, scattered.rows)))
+            self._finish_scatters(SCATTERS_AHEAD)
         else:
             bucket = Bucket(store, event)
             self._buckets.append((bucket, messages.sum(event, bucket.flat)))
 
+    def _finish_scatters(self, left: int) -> None:
+        """Wait for all but the last few, whose memory is then free."""
+        while len(self._scattered) > left:
+            bucket, pending = self._scattered.popleft()
+            bucket.take(pending)
+
     def _finish_syncs(self) -> None:
+        self._finish_scatters(0)
         for bucket, pending in self._buckets:
             bucket.take(pending)
         self._executor.transport.finish()

@@ -5,7 +5,8 @@ another. So its backward, the same tasks the other way round, waits for other de
 for it only once it is done.
 
 Ops that are recomputed are segments of their own, together with the first after them that is not: of these only what
-they take and give stays, and autograd runs them again when backward needs what is between.
+they take and give stays, and autograd runs them again when backward needs what is between. Weights that are gathered
+for some of them do not cut such a segment: what they make would stay.
 
 A compiled backward hands out its gradients only at its end. So where segments are compiled, a long one is cut before
 the op whose backward completes enough gradients, that their sums may travel while the rest of backward runs.
@@ -17,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .keys import FromOthers, Key, State, ToOthers, Update
+from .keys import FromOthers, Key, Received, State, ToOthers, Total, Update
 from .placement import Placement, Task
 
 
@@ -68,9 +69,11 @@ def _cut(placement: Placement, device: int, tasks: list[Task], cuts: set[int]) -
     ended = False
     for i, task in enumerate(tasks):
         reads = [key for key in dict.fromkeys(placement.reads(task, device)) if key not in made]
-        fresh = any(isinstance(key, FromOthers) and key not in segment.takes for key in reads)
         again = placement.recompute[task.op]
-        turns = segment.tasks and not placement.recompute[segment.tasks[-1].op] and (again or segment.recompute)
+        goes_on = bool(segment.tasks) and placement.recompute[segment.tasks[-1].op]
+        turns = not goes_on and (again or segment.recompute)
+        awaited = Received | Total if goes_on else FromOthers  # a stretch waits for all of its weights at once
+        fresh = any(isinstance(key, awaited) and key not in segment.takes for key in reads)
         if segment.tasks and (ended or fresh or turns or i in cuts):
             yield segment
             segment, made = Segment(device), set()

@@ -49,8 +49,10 @@ class Sharded:
     def __init__(self, shard: Shard, pieces: Sequence[Piece], device: int, *, keeps_weights: bool) -> None:
         self.shard, self.keeps_weights = shard, keeps_weights
         self.portions = _portions(pieces, device)
+        boxes = [box for portion in self.portions.values() for box in portion.boxes]
+        self._lies_within = keeps_weights and len(boxes) == 1  # the share is a view of the weights
         self._unsummed: set[int] = set()
-        self.parameter = nn.Parameter(self._own(shard.tensor.detach()))
+        self.parameter = nn.Parameter(self._own(shard.tensor.data))
         self.release()
 
     # Weights
@@ -77,8 +79,14 @@ class Sharded:
         """Take all holders' shares of a piece, one after the other. Autograd may have kept the shard for backward,
         which reads the same values again: so this is no change to it."""
         portion, local = self.portions[piece], self.shard.tensor.data
+        given = shares.reshape(-1)[: portion.total]
+        if self._lies_within:  # and is exact, where shares may travel in a smaller type
+            flat, own = self._flat(portion, local), slice(portion.first, portion.first + portion.size)
+            flat[: own.start].copy_(given[: own.start])
+            flat[own.stop :].copy_(given[own.stop :])
+            return
         sizes = [prod(lengths(box)) for box in portion.boxes]
-        for box, values in zip(portion.boxes, torch.split(shares.reshape(-1)[: portion.total], sizes)):
+        for box, values in zip(portion.boxes, torch.split(given, sizes)):
             window = self.shard.window(local, box)
             window.copy_(values.view(window.shape))
 
@@ -131,7 +139,7 @@ class Sharded:
     def _own(self, local: torch.Tensor) -> torch.Tensor:
         """This rank's shares of a local tensor, one after the other."""
         cut = [self._flat(p, local)[p.first : p.first + p.size] for p in self.portions.values()]
-        return torch.cat(cut)
+        return cut[0] if self._lies_within else torch.cat(cut)
 
     def _flat(self, portion: Portion, local: torch.Tensor) -> torch.Tensor:
         windows = [self.shard.window(local, box).reshape(-1) for box in portion.boxes]

@@ -25,6 +25,8 @@ def least_recomputed(simulation: Simulation) -> Simulation:
     if simulation.fits or not _may_fit(simulation):
         return simulation
     runs = _best_first(simulation)
+    if not runs:
+        return simulation
     found: dict[int, Simulation] = {}
 
     def fits(count: int) -> bool:

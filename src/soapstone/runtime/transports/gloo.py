@@ -40,7 +40,7 @@ class GlooTransport:
                 self.expect(message)
         for row, target, tensor in outgoing:
             readable = self._readable(tensor)
-            self._outgoing.append((readable, dist.isend(readable, target, tag=row)))
+            self._keep(readable, dist.isend(readable, target, tag=row))
         return [self._arrival(*self._incoming.pop(message.row)) for message in incoming]
 
     def _arrival(self, buffer: torch.Tensor, work: Any) -> Pending:
@@ -81,7 +81,8 @@ class GlooTransport:
         rows = self._buffer((len(ranks), *tensor.shape), tensor.dtype)
         if ranks not in self.groups:
             return self._gather_by_messages(row, tensor, rows, ranks)
-        self._outgoing.append((tensor, work := self.groups[ranks]._allgather_base(rows.view(-1), tensor)))
+        work = self.groups[ranks]._allgather_base(rows.view(-1), tensor)
+        self._keep(tensor, work)
         return self._arrival(rows, work)
 
     def _scatter_by_messages(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
@@ -114,8 +115,14 @@ class GlooTransport:
         """Exchange a tensor with every other rank; what is still to come."""
         others = [rank for rank in given if rank != self.rank]
         works = {other: dist.irecv(taken[other], other, tag=row) for other in others}
-        self._outgoing += [(given[other], dist.isend(given[other], other, tag=row)) for other in others]
+        for other in others:
+            self._keep(given[other], dist.isend(given[other], other, tag=row))
         return works
+
+    def _keep(self, tensor: torch.Tensor, work: Any) -> None:
+        """What is sent stays until it is; of what was sent before, what is not yet."""
+        self._outgoing = [(sent, sending) for sent, sending in self._outgoing if not sending.is_completed()]
+        self._outgoing.append((tensor, work))
 
     def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         numbers = torch.tensor([float(refused), 0 if weight is None else float(weight)], dtype=torch.float64)

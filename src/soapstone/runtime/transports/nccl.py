@@ -8,6 +8,7 @@ share. What the ranks have to say beside tensors goes by gloo, from host to host
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class NcclTransport:
         self._everyone = tuple(range(self.size))
         self._stream = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
         self._connected: set[int] = set()
+        self._in_use = deque[tuple[torch.cuda.Event, list[torch.Tensor]]]()  # by the stream, until an event
         self._host = dist.new_group(backend="gloo")
         self._watch = Watch(self._host, self.rank, self.size, self._stream.query, self._abort)
 
@@ -139,6 +141,7 @@ class NcclTransport:
 
     def finish(self) -> None:
         torch.cuda.current_stream(self.place).wait_stream(self._stream)
+        self._in_use.clear()
 
     def exchange(self, value: Any) -> list[Any]:
         self._watch.raise_if_lost()
@@ -158,15 +161,22 @@ class NcclTransport:
 
     def _on_stream(self, tensors: list[torch.Tensor], act: Callable[[], object]) -> Callable[[], None]:
         """Start something after all that was computed so far; return what makes later compute wait for it. Nothing
-        here makes the host wait."""
+        here makes the host wait. Memory of tensors may serve others once compute waits, and not before: the host
+        runs ahead of both streams, so it cannot ask what is done."""
         self._watch.raise_if_lost()
         self._stream.wait_stream(torch.cuda.current_stream(self.place))
         with torch.cuda.stream(self._stream), raise_if_peer_lost(self.rank):
             act()
             done = self._stream.record_event()
-        for tensor in tensors:
-            tensor.record_stream(self._stream)
-        return lambda: torch.cuda.current_stream(self.place).wait_event(done)
+        self._in_use.append((done, tensors))
+
+        def wait() -> None:
+            torch.cuda.current_stream(self.place).wait_event(done)
+            if any(event is done for event, _ in self._in_use):
+                while self._in_use.popleft()[0] is not done:  # what began before it is done, too
+                    pass
+
+        return wait
 
     @staticmethod
     def _after(wait: Callable[[], None], tensor: torch.Tensor) -> Pending:

@@ -1,0 +1,123 @@
+"""The predicted peak of memory against what the allocator of NCCL ranks saw, under each technique that saves some:
+sharded state, sharded weights, recomputation. The ranks share one GPU; each counts its own bytes.
+
+python -m benchmarks.peaks [--measure RANKS]   (without: predicts what stands in benchmarks/data/peaks_h200.json)"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import torch
+import typer
+
+import soapstone as ss
+from soapstone.loading import Request, load_graph, load_workload
+from soapstone.runtime import Transport
+from soapstone.runtime.transports import joined
+from soapstone.simulator.recomputing import runs_of
+
+from .launching import launch
+
+DATA = Path(__file__).parent / "data" / "peaks_h200.json"
+STEPS = 3
+
+
+class Case(NamedTuple):
+    """A model in float32, or under autocast; `batch` is a rank's."""
+
+    model: str
+    batch: int
+    amp: str | None = None
+
+
+CASES = (Case("gpt2", 8), Case("llama", 1), Case("resnet-101", 32), Case("nmt", 32), Case("gpt2", 8, "bfloat16"))
+TECHNIQUES = tuple((baseline, again) for baseline in ("data", "zero1", "fsdp") for again in (False, True))
+
+
+def request(case: Case, ranks: int) -> Request:
+    return Request(case.model, case.batch * ranks, options={"amp": case.amp} if case.amp else {})
+
+
+def planned(graph: ss.OperatorGraph, topology: ss.Topology, baseline: str, recompute: bool) -> ss.Strategy:
+    """A baseline; all runs recomputed, where that is asked for."""
+    strategy = ss.baselines.BASELINES[baseline](graph, topology)
+    names = [graph.ops[op].name for run in runs_of(graph) for op in run] if recompute else []
+    return strategy.replace({name: replace(strategy[name], recompute=True) for name in names})
+
+
+def predicted(case: Case, ranks: int, baseline: str, recompute: bool) -> ss.Simulation:
+    graph, topology = load_graph(request(case, ranks)), ss.Topology.parse(f"h200:1x{ranks}")
+    strategy = planned(graph, topology, baseline, recompute)
+    return ss.simulate(graph, topology, strategy, training=ss.Training(optimizer="adamw"))
+
+
+def measured(case: Case, baseline: str, recompute: bool, transport: Transport, place: torch.device) -> int:
+    """The most bytes that a rank has in the steps after the first."""
+    wanted = request(case, transport.size)
+    graph, topology = load_graph(wanted), ss.Topology.parse(f"h200:1x{transport.size}")
+    torch.manual_seed(0)
+    work = load_workload(wanted)  # on the host, as the model should be whose weights are shared
+    batch = [tensor.to(place) for tensor in work.batch]
+    strategy = planned(graph, topology, baseline, recompute)
+    parallel = ss.parallelize(work, graph, topology, strategy, transport=transport, device=place)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-5)
+    for count in range(STEPS):
+        if count == 1:
+            torch.cuda.reset_peak_memory_stats(place)
+        parallel.step(*batch)
+        optimizer.step()
+    return int(max(transport.exchange(torch.cuda.max_memory_allocated(place))))
+
+
+def on_each_rank(path: Path) -> None:
+    rows: list[object] = []
+    with joined("python -m benchmarks.peaks") as (transport, place):
+        for case in CASES:
+            for baseline, again in TECHNIQUES:
+                rows.append([*case, transport.size, baseline, again, measured(case, baseline, again, transport, place)])
+                gc.collect()
+                if transport.rank == 0:
+                    print(rows[-1], flush=True)
+                    path.write_text(written(rows))
+
+
+def written(rows: list[object]) -> str:
+    """A row a line."""
+    about = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": str(date.today()),
+        "what": "torch.cuda.max_memory_allocated of the fullest rank in steps with AdamW; NCCL ranks of one GPU",
+        "columns": ["model", "batch of a rank", "amp", "ranks", "baseline", "recompute", "bytes"],
+    }
+    lines = ",\n  ".join(json.dumps(row) for row in rows)
+    return json.dumps(about, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n'
+
+
+def show() -> None:
+    found = json.loads(DATA.read_text())
+    print(f"peak memory of a rank, {found['machine']}, torch {found['torch']}, {found['date']}")
+    for model, batch, amp, ranks, baseline, again, size in found["rows"]:
+        peak = predicted(Case(model, batch, amp), ranks, baseline, again).fullest.peak
+        name = f"{model:<12}{batch:>4}  {amp or 'float32':<10}{ranks} ranks  {baseline + ', recomputed' * again:<20}"
+        print(f"{name}{peak / 1e9:>9.3f} GB{size / 1e9:>9.3f} GB{peak / size:>8.3f}", flush=True)
+
+
+def main(measure: Annotated[int, typer.Option(help="Measure on so many NCCL ranks of this GPU first.")] = 0) -> None:
+    """Hold predicted peaks against measured ones."""
+    if measure and any(statuses := launch(measure, True, "benchmarks.peaks")):
+        raise SystemExit(f"ranks ended with {statuses}")
+    show()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        on_each_rank(DATA)
+    else:
+        typer.run(main)
