@@ -32,12 +32,12 @@ LARGE = {"length": 512, "width": 1024, "heads": 16, "layers": 8, "vocab": 8000}
 BLOCKS = ("GELUBlock", "LlamaBlock")
 
 
-def workload(name: str, gpu: bool, ranks: int, place: torch.device) -> ss.Workload:
+def workload(name: str, gpu: bool, ranks: int) -> ss.Workload:
     torch.manual_seed(0)
     sizes = dict(LARGE if gpu else SMALL)
     if name == "llama":
         sizes |= {"key_heads": sizes["heads"], "inner": 2 * sizes["width"]}
-    return ss.zoo.load(name, batch=4 * ranks, **sizes).on(place)
+    return ss.zoo.load(name, batch=4 * ranks, **sizes)
 
 
 def torch_step(work: ss.Workload, transport: Transport, wrap: Callable[[nn.Module], nn.Module]) -> Step:
@@ -69,14 +69,16 @@ def fully_sharded(place: torch.device, size: int) -> Callable[[nn.Module], nn.Mo
     return wrap
 
 
-def our_step(work: ss.Workload, baseline: str, transport: Transport, kind: str) -> Step:
+def our_step(work: ss.Workload, baseline: str, transport: Transport, kind: str, place: torch.device) -> Step:
+    """The model stays on the host; a rank takes of it what its strategy says."""
     graph, topology = ss.capture(work), ss.Topology.parse(f"{kind}:1x{transport.size}")
     strategy = ss.baselines.BASELINES[baseline](graph, topology)
-    parallel = ss.parallelize(work, graph, topology, strategy, transport=transport)
+    parallel = ss.parallelize(work, graph, topology, strategy, transport=transport, device=place)
+    batch = [tensor.to(place) for tensor in work.batch]
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
 
     def step() -> None:
-        parallel.step(*work.batch)
+        parallel.step(*batch)
         optimizer.step()
 
     return step
@@ -99,17 +101,17 @@ def makers(name: str, transport: Transport, place: torch.device) -> dict[str, Ca
     kind, ids = ("h200", [place.index]) if gpu else ("cpu", None)
 
     def make() -> ss.Workload:
-        return workload(name, gpu, size, place)
+        return workload(name, gpu, size)
 
     def replicated(model: nn.Module) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model, device_ids=ids)
 
     return {
-        "fully_shard": lambda: torch_step(make(), transport, fully_sharded(place, size)),
-        "fsdp": lambda: our_step(make(), "fsdp", transport, kind),
-        "DDP": lambda: torch_step(make(), transport, replicated),
-        "zero1": lambda: our_step(make(), "zero1", transport, kind),
-        "data": lambda: our_step(make(), "data", transport, kind),
+        "fully_shard": lambda: torch_step(make().on(place), transport, fully_sharded(place, size)),
+        "fsdp": lambda: our_step(make(), "fsdp", transport, kind, place),
+        "DDP": lambda: torch_step(make().on(place), transport, replicated),
+        "zero1": lambda: our_step(make(), "zero1", transport, kind, place),
+        "data": lambda: our_step(make(), "data", transport, kind, place),
     }
 
 

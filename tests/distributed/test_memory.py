@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import soapstone as ss
@@ -15,14 +17,28 @@ from soapstone.simulator.recomputing import runs_of
 
 from .launch import run_processes
 
-SIZES = {"length": 64, "width": 256, "heads": 4, "layers": 6, "vocab": 1000}
+
+def gpt2() -> ss.Workload:
+    torch.manual_seed(0)
+    return ss.zoo.load("gpt2", batch=16, length=64, width=256, heads=4, layers=6, vocab=1000)
 
 
-@pytest.mark.parametrize("baseline", ["data", "zero1", "fsdp"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_ranks_hold_what_is_predicted(baseline: str, recompute: bool, tmp_path: Path) -> None:
-    with torch.device("meta"):
-        graph = ss.capture(ss.zoo.load("gpt2", batch=16, **SIZES))
+def convolutions() -> ss.Workload:
+    """With batch norm over the samples of all ranks."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(4)]
+    x, y = torch.randn(16, 16, 32, 32), torch.randn(16, 16, 32, 32)
+    return ss.Workload(nn.Sequential(*blocks), (x,), loss=nn.functional.mse_loss, targets=(y,))
+
+
+@pytest.mark.parametrize(("make", "baseline", "recompute"), [
+    (gpt2, "data", False), (gpt2, "data", True), (gpt2, "zero1", False), (gpt2, "zero1", True), (gpt2, "fsdp", False),
+    (gpt2, "fsdp", True), (convolutions, "data", False),
+])  # fmt: skip
+def test_ranks_hold_what_is_predicted(
+    make: Callable[[], ss.Workload], baseline: str, recompute: bool, tmp_path: Path
+) -> None:
+    graph = ss.capture(make())
     topology = ss.Topology.parse("cpu:1x2")
     strategy = ss.baselines.BASELINES[baseline](graph, topology)
     marked = [graph.ops[op].name for run in runs_of(graph) for op in run] if recompute else []
@@ -30,8 +46,7 @@ def test_ranks_hold_what_is_predicted(baseline: str, recompute: bool, tmp_path: 
     training = ss.Training(optimizer="sgd", bucket_bytes=2**20)
 
     def run(rank: int) -> int:
-        torch.manual_seed(0)
-        work = ss.zoo.load("gpt2", batch=16, **SIZES)
+        work = make()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             parallel = ss.parallelize(work, graph, topology, strategy, training=training)
             for _ in range(2):

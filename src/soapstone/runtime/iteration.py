@@ -21,7 +21,7 @@ from .sharded import GatheredBucket, ScatteredBucket
 from .transports import Pending
 
 Agreed = Callable[[], torch.Tensor | None]
-SCATTERS_AHEAD = 2  # one on its way, one behind it
+SCATTERS_AHEAD = 1  # while it is on its way, the next one's gradients are made
 
 
 def train(executor: Executor, given: dict[Key, torch.Tensor], sync: bool, agreed: Agreed) -> torch.Tensor:

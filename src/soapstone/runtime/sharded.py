@@ -113,12 +113,13 @@ class Sharded:
     def given(self, piece: int) -> torch.Tensor:
         """The gradient of a piece, a row for each holder's share. With the last one the shard has none any more."""
         portion = self.portions[piece]
-        flat = self._flat(portion, self.shard.gradient())
+        flat = self._flat(portion, self.shard.own_gradient())
         self._unsummed.discard(piece)
         if not self._unsummed:
             self._keep_unshared()
             self.shard.tensor.grad = None
-        padded = nn.functional.pad(flat, (0, portion.num_holders * portion.width - portion.total))
+        missing = portion.num_holders * portion.width - portion.total
+        padded = nn.functional.pad(flat, (0, missing)) if missing else flat
         return padded.view(portion.num_holders, portion.width)
 
     def take(self, piece: int, total: torch.Tensor) -> None:
@@ -181,7 +182,7 @@ class ScatteredBucket:
     def __init__(self, sharded: Mapping[int, Sharded], event: Sync) -> None:
         self._pieces = [(sharded[tensor], piece) for tensor, piece in event.pieces]
         rows = [each.given(piece) for each, piece in self._pieces]
-        self.rows = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0].clone()
+        self.rows = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]
 
     def take(self, pending: Pending) -> None:
         widths = [each.portions[piece].width for each, piece in self._pieces]

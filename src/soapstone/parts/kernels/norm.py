@@ -49,7 +49,8 @@ def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
 @combined("_native_batch_norm_legit_functional")
 class _BatchNorm(CombinedOrAlone):
     """(count, mean, M2) of each part, merged by Chan's formula: sums of squares would lose digits. All in float32 at
-    least, as torch has them: narrower types do not even count the samples."""
+    least, as torch has them: narrower types do not even count the samples. Written so that autograd keeps the input and
+    nothing else of its size."""
 
     finish_reads = True
 
@@ -57,9 +58,9 @@ class _BatchNorm(CombinedOrAlone):
     def partial(place: Place, inputs: Tensors) -> torch.Tensor:
         x = _widened(inputs["input"])
         axes = [i for i in range(x.ndim) if i != 1]
-        mean = x.mean(axes)
-        second = ((x - mean.view(_channels(x))) ** 2).sum(axes)
-        return torch.stack([torch.full_like(mean, x.numel() // x.shape[1]), mean, second])
+        count = x.numel() // x.shape[1]
+        variance, mean = torch.var_mean(x, axes, correction=0)
+        return torch.stack([torch.full_like(mean, count), mean, variance * count])
 
     @staticmethod
     def finish(place: Place, inputs: Tensors, total: torch.Tensor) -> torch.Tensor:
@@ -71,13 +72,13 @@ class _BatchNorm(CombinedOrAlone):
         scale = torch.rsqrt(variance + eps)
         if "weight" in inputs:
             scale = scale * inputs["weight"]
-        y = (x - mean.view(_channels(x))) * scale.view(_channels(x))
+        shift = inputs["bias"] - mean * scale if "bias" in inputs else -mean * scale
         if "running_mean" in inputs:
             momentum = place.args["momentum"]
             unbiased = variance.detach() * count / (count - 1).clamp(min=1)
             for output, name, now in ((3, "running_mean", mean.detach()), (4, "running_var", unbiased)):
                 place.updates[output] = torch.lerp(inputs[name], now.to(inputs[name].dtype), momentum)
-        y = y + inputs["bias"].view(_channels(x)) if "bias" in inputs else y
+        y = torch.addcmul(shift.view(_channels(x)), x, scale.view(_channels(x)))
         return y.to(inputs["input"].dtype)
 
     @staticmethod
