@@ -80,6 +80,14 @@ bool Ledger::is_recomputed(OpIndex op) const {
   return graph_.ops[op].configuration.recompute && graph_.graph.ops[op].backward;
 }
 
+// Whether devices sum up what they made of it. What the sum brings stays, and so do the inputs of what finishes after
+// it.
+bool Ledger::meets_others(OpIndex op) const {
+  const auto& groups = graph_.ops[op].layout->groups;
+  return std::any_of(groups.begin(), groups.end(),
+                     [&](const auto& parts) { return devices_of(graph_.ops[op].configuration, parts).size() > 1; });
+}
+
 void Ledger::find_stretches() {
   num_devices_ = graph_.machine.topology.num_devices();
   remade_.clear();
@@ -101,11 +109,15 @@ void Ledger::find_stretches() {
   for (const OpIndex op : graph_.ops.indices()) {
     if (!graph_.graph.ops[op].backward) continue;
     const auto& devices = graph_.ops[op].configuration.devices;
+    const bool meets = meets_others(op), finishes = !graph_.ops[op].block->finish_forward.empty();
+    const auto own = devices_of(graph_.ops[op].configuration, graph_.ops[op].layout->all_parts());
+    if (meets && finishes)
+      for (const Device device : own) close(device);
     for (const Part part : devices.indices())
       open[devices[part]].since = std::min(open[devices[part]].since, spans_[op][part].back_since);
-    for (const Device device : devices_of(graph_.ops[op].configuration, graph_.ops[op].layout->all_parts())) {
+    for (const Device device : own) {
       open[device].ops.push_back(op);
-      if (!is_recomputed(op)) close(device);
+      if (!is_recomputed(op) || (meets && !finishes)) close(device);
     }
   }
   for (const Device device : open.indices()) close(device);
@@ -183,6 +195,7 @@ Ledger::Stores Ledger::made_stores(int32_t tensor) {
   const auto& state = graph_.ops[maker];
   const Op& op = graph_.graph.ops[maker];
   const bool is_saved = contains(op.saved, op.outputs[output].value);
+  const bool is_brought = state.block->finish_forward.empty() && meets_others(maker);
   const auto& made = parts_of(maker).outputs[output];
   Stores stores;
   for (const Part part : state.layout->parts()) {
@@ -191,7 +204,7 @@ Ledger::Stores Ledger::made_stores(int32_t tensor) {
     store.bytes = made[part];
     store.since = std::min(store.since, span.since);
     store.until = std::max(store.until, span.until);
-    if (is_recomputed(maker)) {
+    if (is_recomputed(maker) && !is_brought) {
       store.is_remade = true;
       store.again_since = remade(maker, state.configuration.devices[part]).since;
     }
@@ -291,7 +304,7 @@ void Ledger::write_sums(const TaskTimes& times, int64_t end) {
   }
 }
 
-// From the first backward that makes it.
+// From the first backward that makes it. Others' are added: autograd has the sum so far, what is added and the new sum.
 void Ledger::write_gradient(const SyncGroup& group, const Piece& piece, Device device, int64_t bytes, int64_t until) {
   int64_t since = INT64_MAX;
   OpIndex first = none;
@@ -309,7 +322,7 @@ void Ledger::write_gradient(const SyncGroup& group, const Piece& piece, Device d
   });
   hold(device, since, until, bytes, Content::gradient, first);
   each_backward([&](OpIndex op, const Span& span) {
-    if (span.back_since > since) hold(device, span.back_since, span.back_until, bytes, Content::working, op);
+    if (span.back_since > since) hold(device, span.back_since, span.back_until, 2 * bytes, Content::working, op);
   });
 }
 

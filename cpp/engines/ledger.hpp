@@ -67,6 +67,7 @@ class Ledger {
   void find_spans(const TaskTimes& times);
   void find_stretches();
   bool is_recomputed(OpIndex op) const;
+  bool meets_others(OpIndex op) const;
   struct Remade {
     int32_t stretch = -1;  // -1: none
     int64_t since = 0;
