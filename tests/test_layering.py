@@ -31,6 +31,7 @@ ORDER = [
     "parts",
     "costs",
     "simulator",
+    "exporting",
     "searching",
     "runtime",
     "report",

@@ -14,7 +14,20 @@ import typer
 
 from ..errors import SoapstoneError, meant
 from ..files import version
-from . import cluster, explaining, keeping, plotting, predict, profile, reporting, searching, show, training, tuning
+from . import (
+    cluster,
+    explaining,
+    exporting,
+    keeping,
+    plotting,
+    predict,
+    profile,
+    reporting,
+    searching,
+    show,
+    training,
+    tuning,
+)
 from .common import Quiet, hush, takes_quiet
 from .examples import OUTLINE, epilog
 
@@ -32,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explaining.explain,
     "diff": explaining.diff,
     "report": reporting.report,
+    "export": exporting.export,
     "profile": profile.profile,
     "plan": training.plan_command,
     "calibrate": cluster.calibrate,
