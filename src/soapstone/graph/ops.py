@@ -142,6 +142,7 @@ class Op:
     updates: tuple[Operand, ...] = ()  # a buffer's next value, by an extra output of the step that reads it
     saved: tuple[int, ...] = ()  # values that stay until backward
     extra: int = 0  # bytes that stay with them: masks, gates, the places of maxima
+    recompute: bool = False  # by the model itself, which checkpoints it
 
     def __str__(self) -> str:
         return f"{self.name}: {self.kind} [{', '.join(map(str, self.dims))}]"

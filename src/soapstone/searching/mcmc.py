@@ -226,11 +226,19 @@ def _starts(
         raise KeyboardInterrupt
     if not given and not drawn:
         raise SoapstoneError(f"a search needs an initial strategy; use {known}, or a Strategy")
-    ranked = _ranked(problem, given, deadline)
+    ranked = _ranked(problem, _with_and_without_checkpoints(problem, given), deadline)
     for native in ranked:
         for groups in levels:
             problem.ask(tied(native, groups))
     return [*map(_fixed, ranked), *drawn]
+
+
+def _with_and_without_checkpoints(problem: Problem, given: list[list[Native]]) -> list[list[Native]]:
+    """A model that checkpoints layers may have room enough to keep what they make."""
+    if not any(op.recompute for op in problem.graph.ops):
+        return given
+    kept = [[(degrees, devices, shard, False) for degrees, devices, shard, _ in native] for native in given]
+    return [*kept, *given] if problem.recompute else kept
 
 
 def _ranked(problem: Problem, given: Sequence[list[Native]], deadline: _StartDeadline) -> list[list[Native]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .. import _core
 from ..graph import ITEM_SIZES, Op, Operand, OperatorGraph, Settings, Step, Tensor, Value, extents_by_name
 from ..rules import UNRULED
+from .checkpoints import with_recomputed
 from .dims import dims_of
 from .fusion import Group, fuse
 from .names import label, name_dims, name_layers, unique
@@ -22,6 +23,7 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
     heads = [trace.calls[d.group.head] for d in drafts]
     names = unique([head.module or label(head) for head in heads])
     ops = tuple(d.op(name, tensor_of) for d, name in zip(drafts, names))
+    ops = with_recomputed(ops, [head.checkpoint for head in heads], [tensor_of[trace.loss]])
     batch_dims = {tensor_of[v]: axis for v, axis in zip(trace.inputs, settings.batch_dims) if axis is not None}
     return OperatorGraph(
         tensors,

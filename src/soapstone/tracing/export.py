@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..rules import RULES
+from .checkpoints import marked_checkpoints
 from .precision import (
     DEVICE_TYPES,
     REGION,
@@ -147,6 +148,7 @@ def export(work: Workload, autocast: Autocast | None) -> torch.export.ExportedPr
                 stack.enter_context(torch.autocast(device, enabled=False))
             stack.enter_context(_quiet())
             stack.enter_context(cuda_rules_allowed())
+            stack.enter_context(marked_checkpoints())
             away = autocast is not None and autocast.device != own
             program = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast)
             elsewhere = None if away else region_elsewhere(program.graph_module, own)

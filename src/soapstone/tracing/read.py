@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate
 
 from ..errors import CaptureError
 from ..rules import facts_of
+from .checkpoints import checkpoint_of
 from .export import AUTOCAST_REGION, COPIES, GRAD_REGION, counts_steps, export, functional, opname, region, written
 from .precision import Autocast
 from .rewrite import REWRITES, SCATTERS
@@ -162,7 +163,7 @@ class _Reader:
 
     def _batch_norm(self, node: fx.Node) -> None:
         inputs, args = self._arguments(node, node.target)
-        self.recorder.name, self.recorder.module = node.name, _module_path(node)
+        self._read_from(node)
         trains = args.pop("training")
         kind = self.kinds.get(_BATCH_NORM, _BATCH_NORM) if trains else _FROZEN_BATCH_NORM
         shape = _described(node.name, node.meta["val"]).shape
@@ -254,7 +255,7 @@ class _Reader:
         if facts.draws:
             stride = node.all_input_nodes[0].meta["val"].stride()
             args["order"] = sorted(range(len(stride)), key=lambda axis: -stride[axis])
-        self.recorder.name, self.recorder.module = node.name, _module_path(node)
+        self._read_from(node)
         rewrite = REWRITES.get(kind)
         outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
         if outputs is None:
@@ -274,6 +275,10 @@ class _Reader:
             self.lists[node] = outputs
             return
         self._write(written(node), outputs[0])
+
+    def _read_from(self, node: fx.Node) -> None:
+        self.recorder.name, self.recorder.module = node.name, _module_path(node)
+        self.recorder.checkpoint = checkpoint_of(node)
 
     def _write(self, names: list[fx.Node], value: int) -> None:
         """Give a call its value. One that works in place changes whatever its target is a slice of, too."""

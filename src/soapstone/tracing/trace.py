@@ -35,6 +35,7 @@ class TraceCall:
     outputs: list[int]
     module: str
     updates: list[tuple[int, int]] = field(default_factory=list)  # (buffer, the call's output)
+    checkpoint: int | None = None  # that it is in
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Recorder:
         self.autocast = autocast  # around the model and its loss
         self.grad = True  # whether the calls that come have gradients
         self.name = self.module = ""
+        self.checkpoint: int | None = None
         self.given: set[int] = set()  # values that no op computes: parameters, inputs, and views of them
 
     def value(self, value: TraceValue) -> int:
@@ -112,7 +114,7 @@ class Recorder:
         rule = rule_for(call, pointwise=pointwise)
         if rule.shape and self.given.issuperset(numbers):
             self.given.update(found)
-        self.trace.calls.append(TraceCall(call, rule, numbers, found, self.module))
+        self.trace.calls.append(TraceCall(call, rule, numbers, found, self.module, checkpoint=self.checkpoint))
         return found
 
     def drop_dead(self) -> None:
