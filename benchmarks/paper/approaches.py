@@ -9,7 +9,7 @@ from soapstone.searching import optcnn
 from soapstone.searching.reinforce import reinforce
 
 from .jobs import Found, Job, Results
-from .settings import TRAINING, Setting
+from .settings import TRAINING, Setting, search
 
 BASELINES = ss.baselines.UNSHARDED
 SEARCHED = ("optcnn", "reinforce", "paper", "soapstone")
@@ -57,9 +57,7 @@ def _strategy(
         return optcnn(graph, topology, training=TRAINING, budget=budget)
     if method == "reinforce":
         return reinforce(graph, topology, training=TRAINING, budget=budget, seed=seed).strategy
-    return ss.search(
-        graph, topology, training=TRAINING, budget=budget, seed=seed, method=method, sharding=False, recompute=False
-    ).strategy
+    return search(graph, topology, budget=budget, seed=seed, method=method).strategy
 
 
 def job(setting: Setting, method: str, budget: float, seed: int = 0) -> Job:

@@ -60,7 +60,7 @@ def load_graph(
         return found
     announce()
     before = set(sys.modules)
-    work = load_workload(request) if request.is_file else _without_numbers(request)
+    work = load_workload(request) if request.is_file else without_numbers(request)
     sources = cache.stamps(_sources(before, request.file()[0])) if request.is_file else {}
     from .tracing import capture
 
@@ -80,7 +80,7 @@ def load_workload(request: Request) -> Workload:
     return work if request.dtype == "float32" else work.to(request.dtype)
 
 
-def _without_numbers(request: Request) -> Workload:
+def without_numbers(request: Request) -> Workload:
     """A model of the zoo as fake tensors: a capture needs shapes, and a large batch of images would fill the memory."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode

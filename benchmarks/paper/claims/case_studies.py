@@ -21,7 +21,7 @@ from ..claim import NOT_RUN, Claim, Ours, table
 from ..figures import COLOURS, figure
 from ..jobs import Found, Job, Results
 from ..scale import Scale
-from ..settings import MODELS, TRAINING, Setting
+from ..settings import MODELS, Setting, search
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ PAIRS = ({0, 1}, {2, 3})  # that share a switch on K80 nodes
 def case_studies(model: str, machine: str, budget: float) -> Found:
     setting = Setting(model, machine, READING)
     graph, topology = setting.graph, setting.topology
-    result = ss.search(graph, topology, training=TRAINING, budget=budget)
+    result = search(graph, topology, budget=budget)
     data = setting.simulated(ss.baselines.data_parallel(graph, topology))
     sim = setting.simulated(result.strategy)
     places = (_by_depth if model == "inception-v3" else _by_step)(graph)

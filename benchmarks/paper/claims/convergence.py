@@ -10,7 +10,7 @@ from ..claim import NOT_RUN, Claim, Ours
 from ..figures import COLOURS, figure, plain
 from ..jobs import Found, Job, Results
 from ..scale import Scale
-from ..settings import TRAINING, Setting
+from ..settings import Setting, search
 
 MACHINE, TODAY = "p100:4x4", "h100:2x8"
 WAYS = {"the paper's, full": ("paper", "full"), "the paper's, delta": ("paper", "delta"),
@@ -21,8 +21,8 @@ def convergence(machine: str, method: str, engine: str, budget: float) -> Found:
     """The best so far, as (seconds, makespan), and data parallelism."""
     setting = Setting("nmt", machine)
     data = setting.simulated(ss.baselines.data_parallel(setting.graph, setting.topology)).makespan
-    result = ss.search(
-        setting.graph, setting.topology, training=TRAINING, budget=budget, method=method, engine=engine
+    result = search(
+        setting.graph, setting.topology, budget=budget, method=method, engine=engine
     )  # fmt: skip
     history = [(step.seconds, step.makespan) for step in result.history]
     return {"data": data, "history": [*history, (result.seconds, result.makespan)], "proposals": result.proposals}

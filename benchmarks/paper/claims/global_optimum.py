@@ -17,6 +17,7 @@ from soapstone.searching import exhaustive
 from ..claim import NOT_RUN, Claim, Ours, table
 from ..jobs import Found, Job, Results
 from ..scale import Scale
+from ..settings import search
 
 CASES = {"LeNet": ("lenet", {}), "RNNLM of 2 steps": ("rnnlm", {"length": 2})}
 MACHINE = "p100:1x4"
@@ -40,7 +41,7 @@ def global_optimum(case: str, machine: str, seeds: int) -> Found:
     model, sizes = CASES[case]
     graph, topology = load_graph(Request(model, 64, dict(sizes))), ss.Topology.parse(machine)
     best = exhaustive(graph, topology, training=TRAINING, budget=600.0, threads=2)
-    found = [ss.search(graph, topology, training=TRAINING, budget=10.0, seed=seed) for seed in range(seeds)]
+    found = [search(graph, topology, training=TRAINING, budget=10.0, seed=seed) for seed in range(seeds)]
     return {
         "proved": best.proved,
         "makespan": best.makespan,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import soapstone as ss
-
 from ..claim import NOT_RUN, Claim, Ours, table
 from ..jobs import Found, Job, Results
 from ..scale import Scale
-from ..settings import MODELS, TRAINING, Setting, machine
+from ..settings import MODELS, Setting, machine, search
 
 KINDS = {"there": "p100", "today": "h100"}
 SECONDS = {2: 15.0, 4: 30.0, 8: 120.0}  # seconds of search by devices
@@ -15,7 +13,7 @@ SECONDS = {2: 15.0, 4: 30.0, 8: 120.0}  # seconds of search by devices
 
 def local_optimum(model: str, machine: str, budget: float) -> Found:
     setting = Setting(model, machine)
-    result = ss.search(setting.graph, setting.topology, training=TRAINING, budget=budget)
+    result = search(setting.graph, setting.topology, budget=budget)
     return {
         "locally_optimal": result.locally_optimal,
         "neighbours": result.neighbours,

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import soapstone as ss
-
 from ..claim import NOT_RUN, Claim, Ours, spread, table
 from ..figures import COLOURS, figure, plain
 from ..jobs import Found, Job, Results
 from ..scale import Scale
-from ..settings import MODELS, TRAINING, Setting, machine
+from ..settings import MODELS, Setting, machine, search
 
 # The paper's table: seconds by full and by delta simulation and how much faster that is, on 4, 8, 16, 32 and 64 GPUs.
 PAPER = {
@@ -32,8 +30,8 @@ ENGINES = ("full", "delta", "resume")
 def search_time(model: str, machine: str, engine: str, proposals: int) -> Found:
     """Seconds of a walk by the paper's method from a random strategy, and where it ends."""
     setting = Setting(model, machine)
-    result = ss.search(
-        setting.graph, setting.topology, training=TRAINING, budget=None, proposals=proposals, method="paper",
+    result = search(
+        setting.graph, setting.topology, budget=None, proposals=proposals, method="paper",
         initial="random", memory_limit=False, engine=engine,
     )  # fmt: skip
     return {"seconds": result.seconds, "proposals": result.proposals, "makespan": result.makespan}

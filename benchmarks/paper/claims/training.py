@@ -24,7 +24,7 @@ from ..claim import NOT_RUN, Claim, Ours
 from ..figures import COLOURS, figure, plain
 from ..jobs import Found, Job, Results
 from ..scale import Scale
-from ..settings import TRAINING
+from ..settings import search
 
 RANKS, BATCH, EPOCHS, RATE = 2, 64, 8, 0.01
 TEST = 261  # of 1,797 images; the others make 24 batches
@@ -82,7 +82,7 @@ def with_soapstone(graph: ss.OperatorGraph, strategy: ss.Strategy, rate: float) 
 def training(epochs: int, rate: float) -> Found:
     """By way: seconds of all steps and the accuracy on unseen digits, after each epoch."""
     graph, topology = ss.capture(workload()), ss.Topology.parse(f"cpu:1x{RANKS}")
-    strategy = ss.search(graph, topology, training=TRAINING, budget=5.0).strategy
+    strategy = search(graph, topology, budget=5.0).strategy
 
     def train(rank: int) -> Found:
         torch.set_num_threads(1)

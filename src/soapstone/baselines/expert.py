@@ -57,9 +57,13 @@ def _by_layer(graph: OperatorGraph, topology: Topology) -> Strategy:
 @as_written
 def megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
     """Columns, then rows, of the products inside a node; data parallelism across nodes, and for what is no product."""
-    nodes = _nodes(topology)
-    width = min(map(len, nodes))
-    devices = tuple(device for node in nodes for device in node[:width])
+    return tensor_parallel(graph, topology, min(map(len, _nodes(topology))))
+
+
+def tensor_parallel(graph: OperatorGraph, topology: Topology, width: int) -> Strategy:
+    """The same over so many devices of a node."""
+    nodes = [node[i : i + width] for node in _nodes(topology) for i in range(0, len(node) - width + 1, width)]
+    devices = tuple(device for node in nodes for device in node)
     makers = {tensor: graph.ops[index] for tensor, index in graph.producer.items()}
     columns: dict[str, str] = {}  # op -> the dim of its output that a node's devices share
     found = {}
