@@ -80,8 +80,8 @@ bool Ledger::is_recomputed(OpIndex op) const {
   return graph_.ops[op].configuration.recompute && graph_.graph.ops[op].backward;
 }
 
-// Whether devices sum up what they made of it. What the sum brings stays, and so do the inputs of what finishes after
-// it.
+// Whether devices combine their partial results of an op. A stretch ends there: the combined result stays, and so do
+// the inputs that a finish after it reads.
 bool Ledger::meets_others(OpIndex op) const {
   const auto& groups = graph_.ops[op].layout->groups;
   return std::any_of(groups.begin(), groups.end(),
@@ -195,7 +195,7 @@ Ledger::Stores Ledger::made_stores(int32_t tensor) {
   const auto& state = graph_.ops[maker];
   const Op& op = graph_.graph.ops[maker];
   const bool is_saved = contains(op.saved, op.outputs[output].value);
-  const bool is_brought = state.block->finish_forward.empty() && meets_others(maker);
+  const bool is_remade = is_recomputed(maker) && !(state.block->finish_forward.empty() && meets_others(maker));
   const auto& made = parts_of(maker).outputs[output];
   Stores stores;
   for (const Part part : state.layout->parts()) {
@@ -204,7 +204,7 @@ Ledger::Stores Ledger::made_stores(int32_t tensor) {
     store.bytes = made[part];
     store.since = std::min(store.since, span.since);
     store.until = std::max(store.until, span.until);
-    if (is_recomputed(maker) && !is_brought) {
+    if (is_remade) {
       store.is_remade = true;
       store.again_since = remade(maker, state.configuration.devices[part]).since;
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def test_the_code_computes_what_one_device_does(
     name: str, machine: str, baseline: str, recompute: bool, tmp_path: Path
 ) -> None:
     export = to_dtensor(strategy_of(name, machine, baseline, recompute), "A test.")
+    assert ("partial(checkpoint" in export.text) == recompute
     code = compile(export.text, "exported.py", "exec")
 
     def run(rank: int) -> tuple[float, dict[str, torch.Tensor]]:
@@ -82,6 +84,73 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy(tensor.full_tensor()) if isinstance(tensor, DTensor) else tensor
 
 
+class Tower(nn.Module):
+    """A weight that two blocks share, and a list of parameters."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+        self.blocks[1][0].weight = self.blocks[0][0].weight  # type: ignore[index]
+        self.norm = norm(6)
+        self.scales = nn.ParameterList([torch.ones(6)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        found: torch.Tensor = self.norm(x) * self.scales[0]
+        return found
+
+
+def tower(loss: str, norm: type[nn.Module] = nn.LayerNorm) -> ss.Workload:
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 6), torch.randn(8, 6)
+    return ss.Workload(Tower(norm), (x,), loss=partial(nn.functional.mse_loss, reduction=loss), targets=(y,))
+
+
+@pytest.mark.parametrize("loss", ["sum", "mean"])
+def test_sums_and_shared_weights_of_blocks(loss: str, tmp_path: Path) -> None:
+    graph, topology = ss.capture(tower(loss)), ss.Topology.parse("h100:1x2")
+    export = to_dtensor(ss.baselines.fsdp(graph, topology), "A test.")
+    assert "'blocks.2'" in export.text
+    assert "'blocks.0'" not in export.text  # whose weight is the root's, too
+    code = compile(export.text, "exported.py", "exec")
+
+    def run(rank: int) -> dict[str, torch.Tensor]:
+        exported: dict[str, Any] = {}
+        exec(code, exported)
+        work = tower(loss)
+        model: nn.Module = exported["parallelize"](work.model)
+        assert work.loss is not None
+        given = [exported["own"](x) for x in work.batch]
+        work.loss(exported["run"](model, given[0]), given[1]).backward()  # type: ignore[no-untyped-call]
+        with pytest.raises(ValueError, match="7 samples cannot be cut"):
+            exported["own"](torch.zeros(7))
+        return {n: whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+
+    plain = tower(loss)
+    plain.compute_loss(*plain.batch).backward()  # type: ignore[no-untyped-call]
+    for gradients in run_processes(2, run, tmp_path / "meeting"):
+        if isinstance(gradients, Exception):
+            raise gradients
+        for name, parameter in plain.model.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_of_the_whole_batch_are_told() -> None:
+    graph, topology = ss.capture(tower("mean", nn.BatchNorm1d)), ss.Topology.parse("h100:1x2")
+    told = to_dtensor(ss.baselines.data_parallel(graph, topology), "A test.").differences
+    assert told == ["norm has the statistics of the whole batch; here each rank has its own samples'"]
+
+
+def test_a_style_is_for_the_blocks_that_have_it() -> None:
+    strategy = strategy_of("llama", "h100:1x4", "megatron", False)
+    other = {"blocks.1.up": replace(strategy["blocks.1.norm1"], shard="none")}
+    export = to_dtensor(strategy.replace(other), "A test.")
+    assert "'blocks.0.up': ColwiseParallel" in export.text
+    assert "'blocks.1.up': SequenceParallel" in export.text
+    assert "'blocks.*.down': RowwiseParallel" in export.text
+
+
 def test_columns_and_rows_have_their_styles() -> None:
     export = to_dtensor(strategy_of("llama", "h100:2x2", "megatron", False), "A test.")
     assert export.mesh == (2, 2)
@@ -103,5 +172,5 @@ def test_what_no_mesh_has_is_told_by_op() -> None:
     assert told == [
         "blocks.0.up is split by channel and sample on 3, 2, 1, 0; here only its samples are",
         "blocks.1.up is whole on 2; here only its samples are",
-        "head shares its weights; here it is as the others",
+        "head shards its weights; here it is as the others",
     ]

@@ -178,3 +178,19 @@ def test_weights_travel_in_the_type_in_which_they_are_used() -> None:
     for name, value in found["data_parallel"].items():
         torch.testing.assert_close(found["zero1"][name], value, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(found["fsdp"][name], value, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "all"])
+def test_a_share_whose_data_was_replaced_is_trained_on(shard: str) -> None:
+    """As averages of weights are swapped in: parts read the new values, on the rank that holds them, too."""
+    batch = CASES["mlp"].batches(1)[0]
+
+    def act(parallel: Parallel, _: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        for parameter in parallel.parameters():
+            parameter.data = parameter.data + 0.5
+        return parallel.step(*batch), parallel.state_dict()
+
+    for loss, state in on_ranks("mlp", shard, act):
+        plain = CASES["mlp"].workload()
+        plain.model.load_state_dict(state)
+        torch.testing.assert_close(loss, plain.compute_loss(*batch).detach(), rtol=1e-9, atol=0)

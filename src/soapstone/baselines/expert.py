@@ -11,14 +11,14 @@ from __future__ import annotations
 from ..graph import Dim, Op, OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
+from .checkpoints import with_model_checkpoints
 from .simple import data_parallel, sample_dim, weighty_layers
-from .written import as_written
 
 _CELLS = {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru"}
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "einsum"}
 
 
-@as_written
+@with_model_checkpoints
 def expert(graph: OperatorGraph, topology: Topology) -> Strategy:
     """The expert's strategy for this kind of graph; data parallelism where it is of no known kind."""
     kinds = {op.kind for op in graph.ops}
@@ -54,7 +54,7 @@ def _by_layer(graph: OperatorGraph, topology: Topology) -> Strategy:
     return Strategy(graph, topology, found)
 
 
-@as_written
+@with_model_checkpoints
 def megatron(graph: OperatorGraph, topology: Topology) -> Strategy:
     """Columns, then rows, of the products inside a node; data parallelism across nodes, and for what is no product."""
     return tensor_parallel(graph, topology, min(map(len, _nodes(topology))))

@@ -9,7 +9,7 @@ from ..errors import StrategyError
 from ..graph import Dim, Op, OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
-from .written import as_written
+from .checkpoints import with_model_checkpoints
 
 
 def sample_dim(op: Op) -> Dim | None:
@@ -19,7 +19,7 @@ def sample_dim(op: Op) -> Dim | None:
     return min(dims, key=lambda dim: dim.kind != "sample", default=None)
 
 
-@as_written
+@with_model_checkpoints
 def data_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
     """Split every op by sample over all devices; an op with fewer samples, or none, uses fewer devices."""
 
@@ -43,7 +43,7 @@ def weighty_layers(graph: OperatorGraph) -> list[list[Op]]:
     return list(found.values())
 
 
-@as_written
+@with_model_checkpoints
 def model_parallel(graph: OperatorGraph, topology: Topology) -> Strategy:
     """Every layer whole on one device, neighbours together, so that the devices have about the same flops."""
     work: dict[str, int] = {}

@@ -14,7 +14,7 @@ from ..files import check_writable, write_atomically
 from .arguments import Case, StrategyFile, takes_strategy
 from .common import AsJson, print_all, print_json
 
-MOST_TOLD = 20
+MAX_LISTED = 20
 
 
 class Target(StrEnum):
@@ -40,12 +40,12 @@ def export(
                     "differences": found.differences})  # fmt: skip
         return
     rows, columns = found.mesh
-    told = [f"  {each}" for each in found.differences[:MOST_TOLD]]
-    left = len(found.differences) - len(told)
+    listed = [f"  {each}" for each in found.differences[:MAX_LISTED]]
+    left = len(found.differences) - len(listed)
     print_all(
         f"{len(case.graph.ops)} ops on a mesh of {rows} (data) x {columns} (model), {len(found.styles)} modules with a "
         f"tensor-parallel style, in {escape(str(output))}.",
-        *(["Otherwise than in the strategy:"] if told else ["All of the strategy is in it."]),
-        *map(escape, told),
+        *(["Otherwise than in the strategy:"] if listed else ["All of the strategy is in it."]),
+        *map(escape, listed),
         *([f"  and {left} more, all named in the file"] if left else []),
     )

@@ -62,12 +62,15 @@ _RECOMPUTED = """for name in {blocks}:
 
 _DATA_AXIS = """shared = {{"mesh": mesh()["data", "shard"], "reshard_after_forward": {reshard}}}
 for name in {blocks}:
-    fully_shard(model.get_submodule(name), **shared)
+    block = model.get_submodule(name)
+    if not isinstance(block, torch.nn.ModuleList | torch.nn.ModuleDict):  # which is never called
+        fully_shard(block, **shared)
 fully_shard(model, **shared)
 """
 
 _SUMS = """for module in model.modules():  # the loss is a sum over samples
     if hasattr(module, "set_gradient_divide_factor"):
+        module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
 """
 
@@ -75,6 +78,8 @@ _TAIL = '''
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's samples of a batch."""
+    if len(tensor) % DATA:
+        raise ValueError(f"{len(tensor)} samples cannot be cut into {DATA} equal shares")
     number = torch.distributed.get_rank() // MODEL
     return tensor.chunk(DATA)[number]
 
@@ -92,7 +97,7 @@ def run(model: torch.nn.Module, *inputs, **kwargs):
 '''
 
 
-def written(
+def rendered(
     *,
     title: str,
     mesh: Mesh,
@@ -101,7 +106,7 @@ def written(
     blocks: Sequence[str],
     shard: str,
     recomputed: Sequence[str],
-    averages: bool,
+    is_sum: bool,
     differences: Sequence[str],
 ) -> str:
     shape = f"(1, {mesh.data}, {mesh.model})" if shard != "none" else f"({mesh.data}, 1, {mesh.model})"
@@ -121,7 +126,7 @@ def written(
         body += _RECOMPUTED.format(blocks=_listed(recomputed))
     if mesh.data > 1:
         body += _DATA_AXIS.format(blocks=_listed(blocks), reshard=shard == "all")
-        body += "" if averages else _SUMS
+        body += _SUMS if is_sum else ""
     return head + indent(body + "return model\n", "    ") + _TAIL
 
 

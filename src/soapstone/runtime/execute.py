@@ -39,6 +39,7 @@ class Executor:
         self.place = place
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self.program: list[Event] = plan.program(device) if training else plan.forward_program(device)
+        self.differentiated = {event.segment for event in self.program if isinstance(event, Run) and event.backward}
         self.talks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
         self.loss_key = self.placement.home(self.graph.loss, 0)
         self.weaver = Weaver(plan.placement, device, store.shards, place)

@@ -21,7 +21,7 @@ from .sharded import GatheredBucket, ScatteredBucket
 from .transports import Pending
 
 Agreed = Callable[[], torch.Tensor | None]
-SCATTERS_AHEAD = 1  # while it is on its way, the next one's gradients are made
+SCATTERS_AHEAD = 1  # reduce-scatters that may travel while the gradients of the next one are made
 
 
 def train(executor: Executor, given: dict[Key, torch.Tensor], sync: bool, agreed: Agreed) -> torch.Tensor:
@@ -113,7 +113,8 @@ class Iteration:
         self._executor.timed(WAIT, lambda: weights.take(number, backward=False))
         outputs = segment.run([self._value(key) for key in segment.takes])
         weights.release(number, backward=False)
-        self._outputs[number] = outputs
+        if number in self._executor.differentiated:
+            self._outputs[number] = outputs
         for key, output in outputs.items():
             self._values[key] = output.detach().requires_grad_(output.requires_grad)
         if self._executor.loss_key in outputs:
@@ -237,7 +238,7 @@ class Iteration:
         if event.scatters:
             scattered = ScatteredBucket(store.sharded, event)
             self._scattered.append((scattered, messages.scatter(event, scattered.rows)))
-            self._finish_scatters(SCATTERS_AHEAD)
+            self._executor.timed(WAIT, lambda: self._finish_scatters(SCATTERS_AHEAD))
         else:
             bucket = Bucket(store, event)
             self._buckets.append((bucket, messages.sum(event, bucket.flat)))

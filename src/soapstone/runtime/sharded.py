@@ -84,6 +84,8 @@ class Sharded:
             flat, own = self._flat(portion, local), slice(portion.first, portion.first + portion.size)
             flat[: own.start].copy_(given[: own.start])
             flat[own.stop :].copy_(given[own.stop :])
+            if self.parameter.data_ptr() != flat[own].data_ptr():  # a user gave it other memory
+                flat[own] = self.parameter.detach()
             return
         sizes = [prod(lengths(box)) for box in portion.boxes]
         for box, values in zip(portion.boxes, torch.split(given, sizes)):

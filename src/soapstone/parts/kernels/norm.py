@@ -49,8 +49,8 @@ def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
 @combined("_native_batch_norm_legit_functional")
 class _BatchNorm(CombinedOrAlone):
     """(count, mean, M2) of each part, merged by Chan's formula: sums of squares would lose digits. All in float32 at
-    least, as torch has them: narrower types do not even count the samples. Written so that autograd keeps the input and
-    nothing else of its size."""
+    least, as torch has them: narrower types do not even count the samples. Autograd keeps the input, of a narrower type
+    its float32 copy, too, and nothing else of that size."""
 
     finish_reads = True
 
@@ -68,7 +68,7 @@ class _BatchNorm(CombinedOrAlone):
         count = counts.detach().sum(0)
         mean = (counts * means).sum(0) / count
         variance = (seconds + counts * (means - mean) ** 2).sum(0) / count
-        x, eps = _widened(inputs["input"]), place.args["eps"]
+        x, eps = inputs["input"], place.args["eps"]
         scale = torch.rsqrt(variance + eps)
         if "weight" in inputs:
             scale = scale * inputs["weight"]
@@ -79,7 +79,7 @@ class _BatchNorm(CombinedOrAlone):
             for output, name, now in ((3, "running_mean", mean.detach()), (4, "running_var", unbiased)):
                 place.updates[output] = torch.lerp(inputs[name], now.to(inputs[name].dtype), momentum)
         y = torch.addcmul(shift.view(_channels(x)), x, scale.view(_channels(x)))
-        return y.to(inputs["input"].dtype)
+        return y.to(x.dtype)
 
     @staticmethod
     def alone(place: Place, inputs: Tensors) -> torch.Tensor:

@@ -6,6 +6,7 @@ tag is the task's row. It moves what lies on a GPU through pinned memory.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ class GlooTransport:
         self.place = torch.device("cpu") if place is None else place
         self._staged = self.place.type == "cuda"
         self._incoming: dict[int, tuple[torch.Tensor, Any]] = {}
-        self._outgoing: list[tuple[torch.Tensor, Any]] = []
+        self._sent: list[tuple[torch.Tensor, Any]] = []  # a send is not seen to be done before it is waited for
+        self._gathered = deque[tuple[torch.Tensor, Any]]()
 
     def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
         self.groups.make(meetings)
@@ -40,7 +42,7 @@ class GlooTransport:
                 self.expect(message)
         for row, target, tensor in outgoing:
             readable = self._readable(tensor)
-            self._keep(readable, dist.isend(readable, target, tag=row))
+            self._sent.append((readable, dist.isend(readable, target, tag=row)))
         return [self._arrival(*self._incoming.pop(message.row)) for message in incoming]
 
     def _arrival(self, buffer: torch.Tensor, work: Any) -> Pending:
@@ -82,7 +84,9 @@ class GlooTransport:
         if ranks not in self.groups:
             return self._gather_by_messages(row, tensor, rows, ranks)
         work = self.groups[ranks]._allgather_base(rows.view(-1), tensor)
-        self._keep(tensor, work)
+        while self._gathered and self._gathered[0][1].is_completed():
+            self._gathered.popleft()
+        self._gathered.append((tensor, work))
         return self._arrival(rows, work)
 
     def _scatter_by_messages(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
@@ -115,14 +119,8 @@ class GlooTransport:
         """Exchange a tensor with every other rank; what is still to come."""
         others = [rank for rank in given if rank != self.rank]
         works = {other: dist.irecv(taken[other], other, tag=row) for other in others}
-        for other in others:
-            self._keep(given[other], dist.isend(given[other], other, tag=row))
+        self._sent += [(given[other], dist.isend(given[other], other, tag=row)) for other in others]
         return works
-
-    def _keep(self, tensor: torch.Tensor, work: Any) -> None:
-        """What is sent stays until it is; of what was sent before, what is not yet."""
-        self._outgoing = [(sent, sending) for sent, sending in self._outgoing if not sending.is_completed()]
-        self._outgoing.append((tensor, work))
 
     def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         numbers = torch.tensor([float(refused), 0 if weight is None else float(weight)], dtype=torch.float64)
@@ -136,9 +134,10 @@ class GlooTransport:
         return answer
 
     def finish(self) -> None:
-        for tensor, work in self._outgoing:
+        for tensor, work in (*self._sent, *self._gathered):
             self._wait(work, tensor)
-        self._outgoing.clear()
+        self._sent.clear()
+        self._gathered.clear()
 
     def exchange(self, value: Any) -> list[Any]:
         return gathered_objects(value)

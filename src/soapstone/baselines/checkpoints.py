@@ -13,7 +13,7 @@ from ..topology import Topology
 Baseline = Callable[[OperatorGraph, Topology], Strategy]
 
 
-def as_written(make: Baseline) -> Baseline:
+def with_model_checkpoints(make: Baseline) -> Baseline:
     """The same baseline, with what the model itself recomputes."""
 
     @wraps(make)
