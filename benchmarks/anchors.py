@@ -1,7 +1,8 @@
 """Simulated training throughput against published figures.
 
 TensorFlow's benchmark page (May 2017, synthetic data, SGD) gives images a second for 1 and 8 GPUs of a DGX-1 and of a
-Google Compute Engine node. Its GPUs each normalise their own batch. `benchmarks/fit.py` has our own measurements."""
+Google Compute Engine node. Its GPUs each normalise their own batch. `benchmarks/published.py` has language models,
+`benchmarks/fit.py` our own measurements."""
 
 from __future__ import annotations
 

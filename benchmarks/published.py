@@ -4,7 +4,7 @@ Megatron-LM (arXiv 2104.04473, table 1): GPTs in float16 on A100s, all recompute
 cut into microbatches of a size that is not given, so the best of a few is taken. They are added up here: a microbatch
 on one group of tensor-parallel devices, as often as there are, and what the last one's sums take longer.
 torchtitan (its benchmark pages): Llama 3.1 in bfloat16, 8,192 tokens a sample, FSDP2 and tensor parallelism, on H100s
-with 2.4 TB/s and a limit of 500 W, where our h100 has 3.35 TB/s and 700 W.
+with 2.4 TB/s and a limit of 500 W (`h100_500w` in costs/devices.yaml).
 
 python -m benchmarks.published [NAME ...]"""
 
@@ -106,7 +106,7 @@ class Llama:
         devices = self.data * self.tensor
         batch = self.batch * self.data
         graph = load_graph(Request(self.model, batch, options={"amp": "cuda:bfloat16"}))
-        topology = ss.Topology.parse(f"h100:{devices // 8}x8")
+        topology = _with_less_power(ss.Topology.parse(f"h100:{devices // 8}x8"))
         strategy = _sequence_parallel(tensor_parallel(graph, topology, self.tensor), self.data, self.tensor)
         strategy = strategy.replace(
             {op.name: replace(strategy[op.name], shard="all") for op, own in zip(graph.ops, graph.trains) if own}
@@ -115,6 +115,11 @@ class Llama:
         marked = _selective(inside) if self.selective else [op.name for op in inside]
         sim = _simulated(graph, topology, _recomputed(strategy, marked), "adamw")
         return batch * 8192 / sim.makespan / devices
+
+
+def _with_less_power(topology: ss.Topology) -> ss.Topology:
+    slower = [replace(device, kind="h100_500w", memory=int(96e9)) for device in topology.devices]
+    return replace(topology, devices=tuple(slower))
 
 
 def _sequence_parallel(strategy: ss.Strategy, data: int, tensor: int) -> ss.Strategy:
