@@ -39,8 +39,10 @@ def strategy_of(name: str, machine: str, baseline: str, recompute: bool) -> ss.S
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("name", "machine", "baseline", "recompute"), [
-    ("gpt2", "h100:1x4", "megatron", False), ("gpt2", "h100:2x2", "megatron", True),
-    ("llama", "h100:2x2", "megatron", False), ("llama", "h100:1x4", "fsdp", True), ("gpt2", "h100:1x4", "data", False),
+    ("gpt2", "h100:2x2", "megatron", True), ("llama", "h100:1x4", "fsdp", True),
+    pytest.param("gpt2", "h100:1x4", "megatron", False, marks=pytest.mark.long),
+    pytest.param("llama", "h100:2x2", "megatron", False, marks=pytest.mark.long),
+    pytest.param("gpt2", "h100:1x4", "data", False, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_the_code_computes_what_one_device_does(
     name: str, machine: str, baseline: str, recompute: bool, tmp_path: Path
@@ -107,7 +109,7 @@ def tower(loss: str, norm: type[nn.Module] = nn.LayerNorm) -> ss.Workload:
     return ss.Workload(Tower(norm), (x,), loss=partial(nn.functional.mse_loss, reduction=loss), targets=(y,))
 
 
-@pytest.mark.parametrize("loss", ["sum", "mean"])
+@pytest.mark.parametrize("loss", ["sum", pytest.param("mean", marks=pytest.mark.long)])
 def test_sums_and_shared_weights_of_blocks(loss: str, tmp_path: Path) -> None:
     graph, topology = ss.capture(tower(loss)), ss.Topology.parse("h100:1x2")
     export = to_dtensor(ss.baselines.fsdp(graph, topology), "A test.")

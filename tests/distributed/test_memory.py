@@ -32,8 +32,9 @@ def convolutions() -> ss.Workload:
 
 
 @pytest.mark.parametrize(("make", "baseline", "recompute"), [
-    (gpt2, "data", False), (gpt2, "data", True), (gpt2, "zero1", False), (gpt2, "zero1", True), (gpt2, "fsdp", False),
-    (gpt2, "fsdp", True), (convolutions, "data", False),
+    (gpt2, "data", True), (gpt2, "fsdp", True), (convolutions, "data", False),
+    *(pytest.param(gpt2, *case, marks=pytest.mark.long)
+      for case in (("data", False), ("zero1", False), ("zero1", True), ("fsdp", False))),
 ])  # fmt: skip
 def test_ranks_hold_what_is_predicted(
     make: Callable[[], ss.Workload], baseline: str, recompute: bool, tmp_path: Path
