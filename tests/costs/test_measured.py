@@ -363,7 +363,7 @@ def test_an_interrupted_profile_keeps_what_is_done(own_cache: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         path = own_cache / "times.sqlite"
-        while process.poll() is None and not _rows(path):
+        while process.poll() is None and _rows(path) < measured_costs.WAVE:
             sleep(0.01)
         process.send_signal(signal.SIGINT)
         complaint = process.stderr.read()
