@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import soapstone as ss
+from soapstone.graph import Op
 from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.draws import CounterDraws
 from tests.support.models import ALL, CASES, MORE, captured
@@ -55,6 +56,20 @@ def test_sharded_data_parallelism_trains_like_one_device(name: str, shard: str) 
 @pytest.mark.parametrize("seed", seeds(3, 7))
 def test_models_of_more_families_train_like_one_device(name: str, seed: int) -> None:
     test_a_random_strategy_trains_like_one_device(name, seed)
+
+
+def test_what_follows_a_sum_reads_weights_that_were_freed_before_it() -> None:
+    """An attention's projection slices its weight; its parts are summed over two devices, with shares on two each."""
+    graph, topology = captured("transformer"), ss.Topology.parse("cpu:1x4")
+    split = {op.name: ss.Configuration({"in": 2, "k": 2}, (0, 1, 2, 3), shard="all") for op in graph.ops if _slices(op)}
+    data = ss.baselines.data_parallel(graph, topology)
+    assert split
+    for record in train("transformer", data.replace(split)):
+        assert_same(record, reference("transformer"))
+
+
+def _slices(op: Op) -> bool:
+    return op.combine is not None and any(step.kind == "slice" for step in op.steps[: op.head])
 
 
 @pytest.mark.parametrize("name", CASES)

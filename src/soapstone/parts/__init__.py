@@ -85,7 +85,11 @@ class Part:
         place, tensors = self._place(self.op.head, draws)
         return COMBINED[place.step.kind].partial(place, tensors)
 
-    def finish(self, combined: torch.Tensor, draws: Draws | None = None) -> list[torch.Tensor]:
+    def finish(
+        self, combined: torch.Tensor, draws: Draws | None = None, again: Sequence[int] = ()
+    ) -> list[torch.Tensor]:
+        """The steps from the combine on, and before them those that are to be done again."""
+        self._compute(again, draws)
         place, tensors = self._place(self.op.head, draws)
         self._store(place, COMBINED[place.step.kind].finish(place, tensors, combined))
         self._compute(range(self.op.head + 1, len(self.op.steps)), draws)
@@ -97,7 +101,7 @@ class Part:
         place = Place(step, self.step_dims[self.op.head], self.needs[self.op.head])
         return COMBINED[step.kind].finish(place, {}, torch.stack([torch.ones_like(weight), weight]))
 
-    def _compute(self, steps: range, draws: Draws | None) -> None:
+    def _compute(self, steps: Sequence[int], draws: Draws | None) -> None:
         for s in steps:
             place, tensors = self._place(s, draws)
             self._store(place, compute(place, tensors))

@@ -12,6 +12,7 @@ from math import prod
 from ..graph import ITEM_SIZES, Op
 from ..parts.place import COMBINED
 from ..simulator import COMBINE, FORWARD, GATHER, Simulation
+from .finishes import Finish, finish_of
 from .keys import BatchInput, Gathered, Kept, Key, Output, Partial, Payload, Received, Share, State, Total, Update
 
 
@@ -98,6 +99,11 @@ class Placement:
                 if self.groups[task.op] and not task.finish and not task.deliver:
                     last[device, task.op, self.group(task.op, task.part)] = task.part
         return {(op, part) for (_, op, _), part in last.items()}
+
+    @cached_property
+    def finishes(self) -> list[Finish]:
+        """By op, what its finish begins with."""
+        return [finish_of(self.graph, op) for op in self.graph.ops]
 
     @property
     def loss_op(self) -> int:
@@ -194,13 +200,12 @@ class Placement:
         if task.deliver:
             yield Total(task.op, self.group(task.op, task.part))
             return
-        wanted = finish_steps(op) if task.finish else None
         for number, operand in enumerate(op.inputs):
-            if wanted is None or operand.value in wanted:
+            if not task.finish or operand.value in self.finishes[task.op].inputs:
                 yield from self._sources(task.op, task.part, number, device)
         if task.finish:
             yield Total(task.op, self.group(task.op, task.part))
-            for value in kept_values(op):
+            for value in self.finishes[task.op].kept:
                 yield Kept(task.op, task.part, value)
         elif self.groups[task.op] and (task.op, task.part) in self.adders:
             for part in self.mates(task.op, task.part):
@@ -225,7 +230,7 @@ class Placement:
         op = self.graph.ops[task.op]
         if self.groups[task.op] and not task.finish and not task.deliver:
             yield Partial(task.op, task.part)
-            for value in kept_values(op):
+            for value in self.finishes[task.op].kept:
                 yield Kept(task.op, task.part, value)
             if (task.op, task.part) in self.adders:
                 added = self.added(task)
@@ -250,16 +255,3 @@ class Placement:
         for operand in self.graph.ops[task.op].outputs:
             for flow in self.outgoing.get((device, operand.tensor, out), ()):
                 yield Payload(flow)
-
-
-def finish_steps(op: Op) -> set[int]:
-    """The values that a finish reads."""
-    return {value for step in op.steps[op.head :] for value in step.inputs}
-
-
-def kept_values(op: Op) -> list[int]:
-    """Those of them that the steps before the combine made."""
-    if not op.finishes:
-        return []
-    made = {value for step in op.steps[: op.head] for value in step.outputs}
-    return sorted(finish_steps(op) & made)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from .. import _core
 from ..parts import Box, Draws, Part, hull, lengths, local_shape, projected, reframe, whole
 from .keys import BatchInput, Kept, Key, Output, Partial, Received, State, Total, Update
-from .placement import Placement, Task, finish_steps, kept_values
+from .placement import Placement, Task
 from .segments import Segment
 from .shard import Shard
 from .store import constant
@@ -112,7 +112,7 @@ class _Run:
         op, placement = self.graph.ops[task.op], self.placement
         part = self.weaver.part(task.op, task.part)
         self.values[Partial(task.op, task.part)] = part.partial(self._inputs(task, part), self.draws)
-        for value in kept_values(op):
+        for value in placement.finishes[task.op].kept:
             self.values[Kept(task.op, task.part, value)] = part.values[value]
         if (task.op, task.part) not in placement.adders:
             return
@@ -145,13 +145,13 @@ class _Run:
     def _finish(self, task: Task) -> None:
         op = self.graph.ops[task.op]
         part = self.weaver.part(task.op, task.part)
-        part.values.update({value: self.values[Kept(task.op, task.part, value)] for value in kept_values(op)})
-        wanted = finish_steps(op)
+        finish = self.placement.finishes[task.op]
+        part.values.update({value: self.values[Kept(task.op, task.part, value)] for value in finish.kept})
         for number, operand in enumerate(op.inputs):
-            if operand.value in wanted:
+            if operand.value in finish.inputs:
                 part.values[operand.value] = self._input(task, part, number)
         total = self.values[Total(task.op, self.placement.group(task.op, task.part))]
-        self._keep(task, part, part.finish(total, self.draws))
+        self._keep(task, part, part.finish(total, self.draws, finish.again))
 
     def _keep(self, task: Task, part: Part, outputs: list[torch.Tensor]) -> None:
         """Outputs for their readers, and the next values of buffers for the step's end."""
