@@ -35,6 +35,7 @@ MODELS: dict[str, tuple[str, dict[str, str]]] = {
     "ResNet-101, local": ("resnet-101", {"batch_norm": "local"}),
     "RNNLM": ("rnnlm", {}),
     "NMT": ("nmt", {}),
+    "Llama 7B": ("llama", {}),
 }
 SAMPLES = {"p100:1x4": 200, "p100:4x4": 100, "p100:16x4": 25}  # by topology: how often the others are asked,
 BREAKS = 25  # and how often the chain stops for them
