@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 #include <utility>
 
 namespace soapstone {
@@ -53,7 +52,7 @@ const Ledger::Parts& Ledger::parts_of(OpIndex index) {
 }
 
 void Ledger::hold(Device device, int64_t since, int64_t until, int64_t bytes, Content content, OpIndex op) {
-  if (bytes > 0 && until > since) holdings_.push_back({device, since, until, bytes, content, op});
+  if (bytes > 0 && until > since && is_wanted(device)) holdings_.push_back({device, since, until, bytes, content, op});
 }
 
 void Ledger::find_spans(const TaskTimes& times) {
@@ -123,7 +122,8 @@ void Ledger::find_stretches() {
   for (const Device device : open.indices()) close(device);
 }
 
-const std::vector<Holding>& Ledger::write(const TaskTimes& times, int64_t num_temporaries) {
+const std::vector<Holding>& Ledger::write(const TaskTimes& times, int64_t num_temporaries, std::optional<Device> only) {
+  only_ = only;
   if (known_.size() > 100'000) known_.clear();
   holdings_.clear();
   find_spans(times);
@@ -155,8 +155,9 @@ void Ledger::write_parts(OpIndex index, const TaskTimes& times) {
     hold(devices[part], times.start[slots[part]], times.end[slots[part]], bytes, Content::working, index);
   };
   for (const Part part : graph_.ops[index].layout->parts()) {
-    const auto& [since, until, back_since, back_until] = spans_[index][part];
     const Device device = devices[part];
+    if (!is_wanted(device)) continue;
+    const auto& [since, until, back_since, back_until] = spans_[index][part];
     const bool again = is_recomputed(index);
     hold(device, since, again ? until : std::max(until, back_until), parts.kept[part], Content::activation, index);
     if (again) hold(device, remade(index, device).since, back_until, parts.kept[part], Content::activation, index);
@@ -178,7 +179,7 @@ void Ledger::write_tensor(int32_t tensor, const TaskTimes& times) {
   const FlowBlock& block = *graph_.flows[tensor];
   const OpIndex maker = graph_.graph.tensors[tensor].producer;
   for (const Flow& flow : block.flows)
-    if (flow.moves()) move(flow, maker, times, stores);
+    if (flow.moves() && (is_wanted(flow.source) || is_wanted(flow.device))) move(flow, maker, times, stores);
   read_stores(tensor, times, stores);
   hold_added(tensor, stores);
   for (const auto& [place, store] : stores) {
@@ -199,6 +200,7 @@ Ledger::Stores Ledger::made_stores(int32_t tensor) {
   const auto& made = parts_of(maker).outputs[output];
   Stores stores;
   for (const Part part : state.layout->parts()) {
+    if (!is_wanted(state.configuration.devices[part])) continue;
     const Span& span = spans_[maker][part];
     auto& store = stores[{state.layout->output_of(part), state.configuration.devices[part]}];
     store.bytes = made[part];
@@ -231,10 +233,13 @@ void Ledger::read_stores(int32_t tensor, const TaskTimes& times, Stores& stores)
   const auto& readers = graph_.graph.tensors[tensor].readers;
   const FlowBlock& block = *graph_.flows[tensor];
   std::map<std::pair<int32_t, Part>, int32_t> num_flows;  // of each reading part
-  for (const auto& reader : block.readers) ++num_flows[{reader.reader, reader.part}];
+  for (size_t i = 0; i < block.flows.size(); ++i)
+    if (is_wanted(block.flows[i].device))
+      for (const auto& [reader, part] : block.readers_of(i)) ++num_flows[{reader, part}];
   std::map<std::pair<int32_t, Part>, bool> is_copied;
   for (size_t i = 0; i < block.flows.size(); ++i) {
     const Flow& flow = block.flows[i];
+    if (!is_wanted(flow.device)) continue;
     auto& store = stores[{flow.part, flow.device}];
     for (const auto& [reader, part] : block.readers_of(i)) {
       const auto& [op, input] = readers[reader];
@@ -265,7 +270,7 @@ void Ledger::hold_added(int32_t tensor, const Stores& stores) {
   const FlowBlock& block = *graph_.flows[tensor];
   for (size_t i = 0; i < block.flows.size(); ++i) {
     const Flow& flow = block.flows[i];
-    if (!flow.returns) continue;
+    if (!flow.returns || !is_wanted(flow.device)) continue;
     const Store& store = stores.at({flow.part, flow.device});
     for (const auto& [reader, part] : block.readers_of(i)) {
       const auto& [op, input] = graph_.graph.tensors[tensor].readers[reader];
@@ -296,6 +301,7 @@ void Ledger::write_sums(const TaskTimes& times, int64_t end) {
         const auto at = summed.find({static_cast<int32_t>(i), static_cast<int32_t>(p)});
         const int64_t until = at == summed.end() ? end : at->second;
         for (size_t holder = 0; holder < piece.holders.size(); ++holder) {
+          if (!is_wanted(piece.holders[holder])) continue;
           write_gradient(groups[g], piece, piece.holders[holder], piece.elements * item_size, until);
           hold(piece.holders[holder], until, end, share_of(piece.elements, piece.holders.size(), holder) * item_size,
                Content::gradient, groups[g].ops[0]);
@@ -341,8 +347,10 @@ void Ledger::write_weights(const TaskTimes& times) {
         std::map<Device, int64_t> until;
         for (const auto& [place, part] : piece.parts) {
           const OpIndex op = groups[g].ops[place];
+          const Device device = graph_.ops[op].configuration.devices[part];
+          if (!is_wanted(device)) continue;
           const Span& span = spans_[op][part];
-          int64_t& last = until[graph_.ops[op].configuration.devices[part]];
+          int64_t& last = until[device];
           last = std::max(last, gather.backward ? span.back_until : span.until);
         }
         for (const auto& [device, last] : until)
@@ -353,16 +361,18 @@ void Ledger::write_weights(const TaskTimes& times) {
 }
 
 By<Device, int64_t> Ledger::peak() const {
-  std::vector<std::tuple<Device, int64_t, int64_t>> events;  // at one time, what goes goes first
-  events.reserve(2 * holdings_.size());
+  using Event = std::pair<int64_t, int64_t>;  // a time, and bytes that come or go; at one time, what goes goes first
+  By<Device, std::vector<Event>> events(graph_.machine.topology.num_devices());
   for (const auto& [device, since, until, bytes, content, op] : holdings_) {
-    events.emplace_back(device, since, bytes);
-    events.emplace_back(device, until, -bytes);
+    events[device].emplace_back(since, bytes);
+    events[device].emplace_back(until, -bytes);
   }
-  std::sort(events.begin(), events.end());
-  By<Device, int64_t> peak(graph_.machine.topology.num_devices());
-  int64_t now = 0;  // all that comes to a device goes again
-  for (const auto& [device, time, bytes] : events) peak[device] = std::max(peak[device], now += bytes);
+  By<Device, int64_t> peak(events.size());
+  for (const Device device : events.indices()) {
+    std::sort(events[device].begin(), events[device].end());
+    int64_t now = 0;
+    for (const auto& [time, bytes] : events[device]) peak[device] = std::max(peak[device], now += bytes);
+  }
   return peak;
 }
 

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -39,9 +40,10 @@ class Ledger {
  public:
   explicit Ledger(const TaskGraph& graph) : graph_(graph) {}
 
-  // All that is held along a play, but for parameters and the optimizer's states. An update works on so many numbers
-  // for each element.
-  const std::vector<Holding>& write(const TaskTimes& times, int64_t num_temporaries);
+  // All that is held along a play, or what `only` one device holds, but for parameters and the optimizer's states. An
+  // update works on so many numbers for each element.
+  const std::vector<Holding>& write(const TaskTimes& times, int64_t num_temporaries,
+                                    std::optional<Device> only = std::nullopt);
   // The most that lies on each device at a time, of what was written last.
   By<Device, int64_t> peak() const;
 
@@ -76,6 +78,7 @@ class Ledger {
   Remade remade(OpIndex op, Device device) const {
     return remade_.empty() ? Remade{} : remade_[op.value * num_devices_ + device.value];
   }
+  bool is_wanted(Device device) const { return !only_ || device == *only_; }
   void hold(Device device, int64_t since, int64_t until, int64_t bytes, Content content, OpIndex op);
   void write_parts(OpIndex op, const TaskTimes& times);
   void write_tensor(int32_t tensor, const TaskTimes& times);
@@ -93,6 +96,7 @@ class Ledger {
   std::vector<Remade> remade_;  // by op and device; empty where nothing is recomputed
   size_t num_devices_ = 0;
   std::vector<Holding> holdings_;
+  std::optional<Device> only_;
 };
 
 }  // namespace soapstone

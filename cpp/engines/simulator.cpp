@@ -73,7 +73,7 @@ std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit,
   if (possible) {
     book(in_links, [&] { proposal_->link(); });
     if (book(in_play, [&] { return engine_.play(method, limit, bounds_); }) &&
-        (!is_undecided_ || book(in_memory, [&] { return overflow(); }) <= most_overflow))
+        (!is_undecided_ || book(in_memory, [&] { return overflows_by_at_most(most_overflow); })))
       return engine_.makespan();
   }
   ++(possible ? num_cut_short_ : num_unplayed_);
@@ -134,7 +134,26 @@ int64_t Simulator::overflow() {
   return *overflow_;
 }
 
+// Most that are refused are refused by the device that is expected to hold most.
+bool Simulator::overflows_by_at_most(int64_t most) {
+  if (!overflow_ && !surely_fits()) {
+    const auto bound = graph.memory_bound(memory_.num_states + memory_.num_temporaries);
+    const auto above = [&](Device device) { return bound[device] - memory_.bytes[device]; };
+    const auto all = bound.indices();
+    const Device fullest =
+        *std::max_element(all.begin(), all.end(), [&](Device a, Device b) { return above(a) < above(b); });
+    ledger_.write(played(), memory_.num_temporaries, fullest);
+    if (overflow_of(with_lasting(ledger_.peak(), memory_.num_states)) > most) return false;
+  }
+  return overflow() <= most;
+}
+
 By<Device, int64_t> Simulator::peak(int64_t num_states, int64_t num_temporaries) {
+  ledger_.write(played(), num_temporaries);
+  return with_lasting(ledger_.peak(), num_states);
+}
+
+TaskTimes Simulator::played() {
   TaskTimes times;
   times.start.resize(graph.pool.tasks.size());
   times.end.resize(graph.pool.tasks.size());
@@ -145,12 +164,15 @@ By<Device, int64_t> Simulator::peak(int64_t num_states, int64_t num_temporaries)
     times.start[slot] = first == INT64_MAX ? ready : first;
     times.end[slot] = end;
   });
-  ledger_.write(times, num_temporaries);
-  By<Device, int64_t> peak = ledger_.peak();
+  return times;
+}
+
+// With the parameters and the optimizer's states, which lie there all along.
+By<Device, int64_t> Simulator::with_lasting(By<Device, int64_t> held, int64_t num_states) const {
   const auto& totals = graph.totals.memory;
-  for (const Device device : peak.indices())
-    peak[device] += totals.parameters[device] + num_states * totals.updated[device];
-  return peak;
+  for (const Device device : held.indices())
+    held[device] += totals.parameters[device] + num_states * totals.updated[device];
+  return held;
 }
 
 bool Simulator::changes_nothing(const Changes& changes) const {

@@ -57,6 +57,9 @@ class Simulator {
   int64_t overflow_of(const By<Device, int64_t>& bytes) const;
   int64_t least_overflow() const;
   bool surely_fits();
+  bool overflows_by_at_most(int64_t most);
+  TaskTimes played();
+  By<Device, int64_t> with_lasting(By<Device, int64_t> held, int64_t num_states) const;
   // Runs something and books its time.
   template <typename Run>
   auto book(Stage stage, Run run);

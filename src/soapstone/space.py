@@ -49,7 +49,8 @@ class Space:
 
     @cached_property
     def _members(self) -> dict[tuple[tuple[str, int], ...], set[Configuration]]:
-        return {self._signature(op): set(self.enumerated(op)) for op in self.graph.ops}
+        ops = {self._signature(op): op for op in self.graph.ops}
+        return {signature: set(self.enumerated(op)) for signature, op in ops.items()}
 
     @staticmethod
     def _signature(op: Op) -> tuple[tuple[str, int], ...]:

@@ -178,6 +178,28 @@ def test_no_accepted_strategy_passes_the_memory_limit() -> None:
     assert refused  # it went to where the limit is near
 
 
+def test_near_the_memory_limit_engines_refuse_the_same() -> None:
+    """`full` looks at every device's whole peak; `resume` at bounds, and at the fullest device first."""
+    graph, topology = case("gpt2", "p100:1x4")
+    problem = Problem(graph, topology)
+    problem.options.recomputes = True
+    start = problem.recomputed(ss.baselines.fsdp(graph, topology).native)
+    limit = [int(max(problem.played(start).peak(2, 1)) * 1.1)] * 4
+    moves = problem.options.moves(levels(graph)[0])
+    walked = []
+    for engine in (_core.Method.resume, _core.Method.full):
+        tables = problem.options.tables
+        native = _core.Chain(graph.native, problem.machine, problem.times.native, tables, limit, 2, 3, 1, engine)
+        native.go(start)
+        taken = []
+        for _ in range(150):
+            native.walk(moves, 0.2, 0.2, True, (1, 1e300, *FOREVER))
+            taken.append(native.makespan)
+        walked.append((taken, native.strategy))
+    assert walked[0] == walked[1]
+    assert len(set(walked[0][0])) > 10
+
+
 def small_memory(topology: ss.Topology, share: float, graph: OperatorGraph) -> ss.Topology:
     """The topology with a share of the memory that data parallelism needs."""
     memory = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology)).memory

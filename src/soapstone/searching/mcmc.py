@@ -304,12 +304,16 @@ def _by_optcnn(problem: Problem, tyings: Sequence[Groups], deadline: _StartDeadl
     """The fastest of OptCNN's strategies of a few options and of more, as many as there is time for. Where it is the
     only start, or proposals are counted, of few options. None where the graph does not reduce."""
     rounds = FEW_ROUNDS if alone or deadline.counts_proposals else None
+    found: list[tuple[tuple[bool, int], list[Native]]] = []
     try:
         sums = least_sums(Additive(problem), tyings, deadline.is_interrupted if alone else deadline.is_over)
-        found = [native for _, native in islice(sums, rounds)]
+        for _, native in islice(sums, rounds):
+            found.append((problem.cost(native), native))
+            if found[-1][0][0]:  # more options would make it faster, not smaller
+                break
     except SoapstoneError:
         return []
-    return sorted(found, key=problem.cost)[:1]
+    return [native for _, native in sorted(found, key=lambda pair: pair[0])[:1]]
 
 
 def _fixed(native: list[Native]) -> Start:
