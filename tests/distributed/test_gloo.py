@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import soapstone as ss
-from tests.support.models import CASES
+from tests.support.models import CASES, captured
 from tests.support.seeds import seeds
 from tests.support.sharding import sharded
 from tests.support.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
@@ -20,15 +20,9 @@ from tests.support.training import SEED, STEPS, Record, assert_same, train_plain
 from .launch import run_processes
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", CASES)
-def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path) -> None:
+def train_like_one_device(name: str, strategies: list[ss.Strategy], ranks: int, folder: Path) -> None:
+    """On processes, one strategy after the other."""
     case = CASES[name]
-    graph = ss.capture(case.workload())
-    topology = ss.Topology.parse(f"cpu:1x{ranks}")
-    data = ss.baselines.data_parallel(graph, topology)
-    strategies = [data, sharded(data, 0, ("all",)), sharded(data, 0, ("optimizer",))]
-    strategies += [sharded(ss.baselines.random(graph, topology, seed=seed), seed) for seed in (100, 101)]
     batches = case.batches(STEPS)
 
     def run(rank: int) -> list[Record]:
@@ -36,40 +30,43 @@ def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path)
         for strategy in strategies:
             work = case.workload()
             torch.manual_seed(SEED)
-            records.append(train_rank(work, graph, strategy, None, batches))
+            records.append(train_rank(work, captured(name), strategy, None, batches))
         return records
 
     wanted = train_plain(case.workload(), batches)
-    for records in run_processes(ranks, run, tmp_path / "meeting"):
+    for records in run_processes(ranks, run, folder / "meeting"):
         if isinstance(records, Exception):
             raise records
         for record in records:
             assert_same(record, wanted)
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", CASES)
+def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path) -> None:
+    graph, topology = captured(name), ss.Topology.parse(f"cpu:1x{ranks}")
+    data = ss.baselines.data_parallel(graph, topology)
+    strategies = [data, sharded(data, 0, ("all",)), sharded(data, 0, ("optimizer",))]
+    strategies += [sharded(ss.baselines.random(graph, topology, seed=seed), seed) for seed in (100, 101)]
+    train_like_one_device(name, strategies, ranks, tmp_path)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_sums_without_a_group_train_like_one_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All-reduces among sets of ranks that have no process group go by messages."""
-    case = CASES[name]
-    graph, topology = ss.capture(case.workload()), ss.Topology.parse("cpu:1x3")
+    graph, topology = captured(name), ss.Topology.parse("cpu:1x3")
     strategies = [sharded(ss.baselines.random(graph, topology, seed=seed), seed) for seed in (100, 101, 102)]
-    batches = case.batches(STEPS)
     monkeypatch.setattr("soapstone.runtime.transports.groups.MOST_GROUPS", 0)
+    train_like_one_device(name, strategies, 3, tmp_path)
 
-    def run(rank: int) -> list[Record]:
-        records = []
-        for strategy in strategies:
-            work = case.workload()
-            torch.manual_seed(SEED)
-            records.append(train_rank(work, graph, strategy, None, batches))
-        return records
 
-    wanted = train_plain(case.workload(), batches)
-    for records in run_processes(3, run, tmp_path / "meeting"):
-        if isinstance(records, Exception):
-            raise records
-        for record in records:
-            assert_same(record, wanted)
+@pytest.mark.timeout(60)
+def test_rounds_may_have_more_messages_than_are_awaited_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive that is posted twice would take what another model sends later."""
+    graph, topology = captured("lstm"), ss.Topology.parse("cpu:1x3")
+    strategies = [ss.baselines.random(graph, topology, seed=seed) for seed in (100, 101)]
+    monkeypatch.setattr("soapstone.runtime.messages.AHEAD", 1)
+    train_like_one_device("lstm", strategies, 3, tmp_path)
 
 
 class Viewed(nn.Module):
@@ -147,7 +144,7 @@ def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:
 SCRIPT = """
 import torch, torch.distributed as dist
 import soapstone as ss
-from tests.support.models import CASES
+from tests.support.models import CASES, captured
 
 dist.init_process_group("gloo")
 case = CASES["cnn"]

@@ -38,11 +38,10 @@ class Messages:
 
     def exchange(self, event: Round, payloads: Sequence[torch.Tensor]) -> list[Pending]:
         """Send the payloads of a round; what is received in it, each on its way."""
+        self._expect(len(event.receives))
         sent = zip(event.sends, payloads, strict=True)
         outgoing = [Outgoing(send.row, self._ranks[send.target], payload) for send, payload in sent]
-        found = self._transport.round(event.number, outgoing, [self._incoming[r.row] for r in event.receives])
-        self._expect(len(found))
-        return found
+        return self._transport.round(event.number, outgoing, [self._incoming[r.row] for r in event.receives])
 
     def sum(self, event: Combine | Sync, tensor: torch.Tensor) -> Pending:
         """The sum over the event's devices, perhaps in the tensor's own memory."""

@@ -33,6 +33,7 @@ class GlooTransport:
         self.groups.make(meetings)
 
     def expect(self, message: Incoming) -> None:
+        assert message.row not in self._incoming, "the first of two would take the message"
         buffer = self._buffer(message.shape, message.dtype)
         self._incoming[message.row] = (buffer, dist.irecv(buffer, message.source, tag=message.row))
 
