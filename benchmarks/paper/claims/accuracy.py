@@ -12,7 +12,12 @@ from ..jobs import Results
 from ..scale import Scale
 
 FOLDER = Path(__file__).parents[2] / "data" / "reality"
-RUNS = {"cuda-2": "2 NCCL ranks on an H200", "cuda-4": "4 NCCL ranks on an H200", "cpu-2": "2 gloo ranks"}
+RUNS = {
+    "cuda-2": "2 NCCL ranks on an H200",
+    "cuda-4": "4 NCCL ranks on an H200",
+    "cpu-2": "2 gloo ranks",
+    "cpu-4": "4 gloo ranks",
+}
 
 CLAIMED = 0.3
 
@@ -31,7 +36,7 @@ def ours(_: Scale, __: Results) -> Ours:
 
 
 def draw(_: Scale, __: Results, path: Path) -> None:
-    with figure(path, (12, 4)) as drawn:
+    with figure(path, (15, 4)) as drawn:
         for axes, (name, where) in zip(drawn.subplots(1, len(RUNS)), RUNS.items()):
             plain(axes, where, "measured, ms", "predicted, ms")
             for (model, found), colour in zip(rows(name).items(), COLOURS):
