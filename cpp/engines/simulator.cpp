@@ -56,7 +56,8 @@ auto Simulator::book(Stage stage, Run run) {
   return run();
 }
 
-std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit, Method method, int64_t most_overflow) {
+std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit, Method method, int64_t most_overflow,
+                                          int64_t most_flows) {
   check(changes);
   is_undecided_ = false;
   if (method == Method::resume && changes_nothing(changes)) return propose_nothing(limit, most_overflow);
@@ -65,7 +66,7 @@ std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit,
   if (++num_since_ == patience) book(in_bounds, [&] { followers_.find(graph, std::exchange(changed_since_, {})); });
   bool possible = false;
   try {
-    possible = is_possible(changes, limit, most_overflow);
+    possible = is_possible(changes, limit, most_overflow, most_flows);
   } catch (...) {
     proposal_.reset();
     throw;
@@ -82,7 +83,7 @@ std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit,
 }
 
 // Opens the proposal. False where bounds or the memory limit rule it out before it is played.
-bool Simulator::is_possible(const Changes& changes, int64_t limit, int64_t most_overflow) {
+bool Simulator::is_possible(const Changes& changes, int64_t limit, int64_t most_overflow, int64_t most_flows) {
   overflow_.reset();
   book(in_ops, [&] { proposal_.emplace(graph, changes); });
   if (*std::max_element(graph.totals.compute.begin(), graph.totals.compute.end()) > limit) return false;
@@ -95,6 +96,7 @@ bool Simulator::is_possible(const Changes& changes, int64_t limit, int64_t most_
   const Followers* followers = num_since_ >= patience ? &followers_ : nullptr;
   do {
     if (!book(in_flows, [&] { return proposal_->route(limit, &idle_); })) return false;
+    if (graph.totals.num_flows > most_flows) return false;
     if (proposal_->is_routed() && most_overflow != INT64_MAX && !surely_fits()) {
       if (least_overflow() > most_overflow) return false;
       is_undecided_ = true;

@@ -24,8 +24,9 @@ class Simulator {
   // The first strategy; its times must be known.
   int64_t begin(const Strategy& strategy);
   // The makespan, or nothing where it passes the limit, or the overflow does; then the proposal is rejected already.
+  // Nor are more than so many flows looked at.
   std::optional<int64_t> propose(const Changes& changes, int64_t limit, Method method,
-                                 int64_t most_overflow = INT64_MAX);
+                                 int64_t most_overflow = INT64_MAX, int64_t most_flows = INT64_MAX);
   void accept();
   void reject();
   void look_closely() { engine_.look_closely(); }
@@ -51,7 +52,7 @@ class Simulator {
 
  private:
   bool changes_nothing(const Changes& changes) const;
-  bool is_possible(const Changes& changes, int64_t limit, int64_t most_overflow);
+  bool is_possible(const Changes& changes, int64_t limit, int64_t most_overflow, int64_t most_flows);
   std::optional<int64_t> propose_nothing(int64_t limit, int64_t most_overflow);
   void check(const Changes& changes) const;
   int64_t overflow_of(const By<Device, int64_t>& bytes) const;

@@ -182,9 +182,9 @@ void FlowBuilder::add_trips(size_t first) {
 }
 
 void FlowBuilder::begin_trips() {
-  const auto& [work, before, after, compute, elements, memory] = graph_.totals;
-  there_.begin(meets_ ? before : work, idle_ ? &idle_->before : nullptr);
-  back_.begin(meets_ ? after : work, idle_ ? &idle_->after : nullptr);
+  const Totals& totals = graph_.totals;
+  there_.begin(meets_ ? totals.before : totals.work, idle_ ? &idle_->before : nullptr);
+  back_.begin(meets_ ? totals.after : totals.work, idle_ ? &idle_->after : nullptr);
 }
 
 // What a resource takes before the loss and what any takes after it add up.

@@ -41,6 +41,7 @@ bool FlowBlocks::route(ChangeSet& changes, int64_t limit, const Idle* idle) {
 
 void FlowBlocks::count(const FlowBlock& block, int64_t sign) {
   auto& totals = graph_.totals;
+  totals.num_flows += sign * static_cast<int64_t>(block.flows.size());
   const auto add = [&](By<Resource, int64_t>& to, const std::vector<Hold>& sums) {
     for (const auto& [resource, launch, duration] : sums) {
       to[resource] += sign * duration;

@@ -29,6 +29,7 @@ struct Totals {
   By<Resource, int64_t> after;   // and after it
   By<Device, int64_t> compute;   // what ops have it do
   By<Device, int64_t> elements;  // what its update changes
+  int64_t num_flows = 0;
   MemoryTotals memory;
 
   // Add what a block's tasks hold, or with -1 take it away.
