@@ -1,6 +1,7 @@
 """What a model computes, as plain values: no torch."""
 
 from .facts import Facts, op_bytes, scaled
+from .microbatch import microbatch
 from .operator_graph import OperatorGraph
 from .ops import (
     ITEM_SIZES,
@@ -40,6 +41,7 @@ __all__ = [
     "Value",
     "Writes",
     "extents_by_name",
+    "microbatch",
     "op_bytes",
     "scaled",
 ]

@@ -1,0 +1,71 @@
+"""The graph of a microbatch is the one that a capture of as many samples gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import soapstone as ss
+from soapstone.errors import GraphError
+from soapstone.graph import microbatch
+
+MODELS: dict[str, dict[str, Any]] = {
+    "lenet": {},
+    "resnet-101": {"image": 64, "blocks": (1, 1, 1, 1), "width": 4, "classes": 5},
+    "nmt": {"vocab": 12, "length": 3, "hidden": 8, "layers": 1},
+    "llama": {"vocab": 16, "length": 6, "width": 16, "heads": 4, "key_heads": 2, "inner": 24, "layers": 2},
+    "gpt2": {"vocab": 16, "length": 6, "width": 8, "heads": 2, "layers": 2},
+    "vit": {"image": 16, "patch": 4, "width": 8, "heads": 2, "layers": 1, "classes": 5},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_what_a_capture_of_fewer_samples_gives(name: str) -> None:
+    whole, small = (ss.capture(ss.zoo.load(name, batch=batch, **MODELS[name])) for batch in (12, 4))
+    assert microbatch(whole, 1) is whole
+    assert microbatch(whole, 3).to_data() == small.to_data()
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    graph = ss.capture(ss.zoo.load("lenet", batch=6))
+    with pytest.raises(GraphError, match="a batch of 6 cannot be cut into 4 microbatches; use a divisor"):
+        microbatch(graph, 4)
+
+
+class Contrasted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.encode(x)
+        scores: torch.Tensor = y @ y.T
+        return scores
+
+
+class Learned(nn.Module):
+    """A bias for each sample of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.bias = nn.Linear(3, 4), nn.Parameter(torch.zeros(6, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.encode(x) + self.bias
+        return y
+
+
+def test_samples_that_meet_are_refused() -> None:
+    work = ss.Workload(Contrasted(), (torch.randn(6, 3),), loss=F.cross_entropy, targets=(torch.arange(6),))
+    with pytest.raises(GraphError, match="samples of a batch meet one another in "):
+        microbatch(ss.capture(work), 2)
+
+
+def test_a_parameter_of_each_sample_is_refused() -> None:
+    graph = ss.capture(ss.Workload(Learned(), (torch.randn(6, 3),), loss=F.mse_loss, targets=(torch.randn(6, 4),)))
+    with pytest.raises(GraphError, match="bias has a number for each sample"):
+        microbatch(graph, 2)
