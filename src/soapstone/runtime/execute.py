@@ -12,7 +12,7 @@ import torch
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Readiness, gradient_users, synced_tensors
 from .keys import BatchInput, Key
-from .liveness import last_uses
+from .liveness import ended_sums, last_uses
 from .messages import Messages
 from .plan import Event, Plan, Run
 from .recorded import RecordedSegment, Weighing
@@ -51,6 +51,7 @@ class Executor:
         }
         self.shared = _shared_takes(self.segments)
         self.last_uses = last_uses(self.program, plan.segments, self.placement.kept)
+        self.ended_sums = ended_sums(self.program, plan.start, plan.end)
         self.messages = Messages(plan.placement, self.program, ranks, transport)
         self.updates = BufferUpdates(plan.placement, device, store)
         synced, cut = synced_tensors(self.program), self.weaver.windows.cut

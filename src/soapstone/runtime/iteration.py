@@ -62,6 +62,7 @@ class Iteration:
         self._gradients: dict[ToOthers, Pending] = {}
         self._buckets: list[tuple[Bucket, Pending]] = []
         self._scattered = deque[tuple[ScatteredBucket, Pending]]()
+        self._num_scatters = 0
         self._announced: Pending | None = None  # the loss
         self._said = 0  # how many events of the program that are not runs
 
@@ -69,6 +70,9 @@ class Iteration:
         executor = self._executor
         for number, event in enumerate(executor.program):
             if isinstance(event, Run):
+                if number in executor.ended_sums:
+                    left = max(0, self._num_scatters - executor.ended_sums[number])
+                    executor.timed(WAIT, self._finish_scatters, left)
                 executor.timed(number, self._backward if event.backward else self._forward, event.segment)
             elif number == self._next_talk():
                 self._say(number, event)
@@ -237,8 +241,9 @@ class Iteration:
         store, messages = self._executor.store, self._executor.messages
         if event.scatters:
             scattered = ScatteredBucket(store.sharded, event)
+            self._num_scatters += 1
             self._scattered.append((scattered, messages.scatter(event, scattered.rows)))
-            self._executor.timed(WAIT, lambda: self._finish_scatters(SCATTERS_AHEAD))
+            self._executor.timed(WAIT, self._finish_scatters, SCATTERS_AHEAD)
         else:
             bucket = Bucket(store, event)
             self._buckets.append((bucket, messages.sum(event, bucket.flat)))

@@ -128,6 +128,15 @@ class Plan:
             if t.kind in (FORWARD, BACKWARD)
         }
 
+    def start(self, run: Run) -> float:
+        """When a run starts in the simulation, in seconds."""
+        tasks = [task for task in self.segments[run.segment].tasks if not task.deliver]
+        return min((self.starts[t.op, t.part, t.finish, run.backward] for t in tasks), default=0.0)
+
+    def end(self, sync: Sync) -> float:
+        """When a sum of gradients ends in the simulation, in seconds."""
+        return float(self.simulation.tasks[sync.row]["end"]) * 1e-9
+
     @cached_property
     def rounds(self) -> dict[int, int]:
         """The round of each message, by its row."""

@@ -6,7 +6,6 @@ tag is the task's row. It moves what lies on a GPU through pinned memory.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ class GlooTransport:
         self._staged = self.place.type == "cuda"
         self._incoming: dict[int, tuple[torch.Tensor, Any]] = {}
         self._sent: list[tuple[torch.Tensor, Any]] = []  # a send is not seen to be done before it is waited for
-        self._gathered = deque[tuple[torch.Tensor, Any]]()
+        self._gathered: dict[int, tuple[torch.Tensor, Any]] = {}  # by row, until it is waited for
 
     def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
         self.groups.make(meetings)
@@ -85,10 +84,14 @@ class GlooTransport:
         if ranks not in self.groups:
             return self._gather_by_messages(row, tensor, rows, ranks)
         work = self.groups[ranks]._allgather_base(rows.view(-1), tensor)
-        while self._gathered and self._gathered[0][1].is_completed():
-            self._gathered.popleft()
-        self._gathered.append((tensor, work))
-        return self._arrival(rows, work)
+        self._gathered[row] = tensor, work
+
+        def whole() -> torch.Tensor:
+            found = self._back(self._wait(work, rows))
+            self._gathered.pop(row, None)
+            return found
+
+        return whole
 
     def _scatter_by_messages(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         """Every row to its rank, which adds in the ranks' order."""
@@ -135,7 +138,7 @@ class GlooTransport:
         return answer
 
     def finish(self) -> None:
-        for tensor, work in (*self._sent, *self._gathered):
+        for tensor, work in (*self._sent, *self._gathered.values()):
             self._wait(work, tensor)
         self._sent.clear()
         self._gathered.clear()
