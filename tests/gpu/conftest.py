@@ -18,7 +18,7 @@ from .models import MODELS, batches
 
 ROOT = Path(__file__).parents[2]
 SEEDS = {2: 3, 4: 3, 8: 2}  # random strategies a model, by ranks
-TIMEOUT = 150
+TIMEOUT = 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
