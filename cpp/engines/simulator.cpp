@@ -138,16 +138,17 @@ int64_t Simulator::overflow() {
 
 // Most that are refused are refused by the device that is expected to hold most.
 bool Simulator::overflows_by_at_most(int64_t most) {
-  if (!overflow_ && !surely_fits()) {
-    const auto bound = graph.memory_bound(memory_.num_states + memory_.num_temporaries);
-    const auto above = [&](Device device) { return bound[device] - memory_.bytes[device]; };
-    const auto all = bound.indices();
-    const Device fullest =
-        *std::max_element(all.begin(), all.end(), [&](Device a, Device b) { return above(a) < above(b); });
-    ledger_.write(played(), memory_.num_temporaries, fullest);
-    if (overflow_of(with_lasting(ledger_.peak(), memory_.num_states)) > most) return false;
-  }
-  return overflow() <= most;
+  const auto bound = graph.memory_bound(memory_.num_states + memory_.num_temporaries);
+  const auto above = [&](Device device) { return bound[device] - memory_.bytes[device]; };
+  const auto all = bound.indices();
+  const Device fullest =
+      *std::max_element(all.begin(), all.end(), [&](Device a, Device b) { return above(a) < above(b); });
+  const TaskTimes times = played();
+  ledger_.write(times, memory_.num_temporaries, fullest);
+  if (overflow_of(with_lasting(ledger_.peak(), memory_.num_states)) > most) return false;
+  ledger_.write(times, memory_.num_temporaries);
+  overflow_ = overflow_of(with_lasting(ledger_.peak(), memory_.num_states));
+  return *overflow_ <= most;
 }
 
 By<Device, int64_t> Simulator::peak(int64_t num_states, int64_t num_temporaries) {

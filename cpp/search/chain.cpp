@@ -9,7 +9,7 @@ namespace soapstone {
 namespace {
 
 // Of a proposal: a few gigabytes of tasks. Thousands of messages a device in each layer would make no good strategy.
-constexpr int64_t most_flows = 4'000'000;
+constexpr int64_t many_flows = 4'000'000;
 
 int64_t largest_accepted(int64_t makespan, double u, double temperature, bool relative) {
   const auto now = static_cast<double>(makespan);
@@ -124,7 +124,7 @@ std::optional<int64_t> Chain::propose(const Move& move, const Option& option, in
   if (changes_.empty()) return std::nullopt;
   if (engine_ == Method::full) return propose_anew(limit);
   const bool to_the_end = overflow_ || engine_ == Method::delta;
-  const auto makespan = simulator_->propose(changes_, to_the_end ? INT64_MAX : limit, engine_, overflow_, most_flows);
+  const auto makespan = simulator_->propose(changes_, to_the_end ? INT64_MAX : limit, engine_, overflow_, most_flows());
   if (makespan && *makespan > limit && simulator_->overflow() == overflow_) {
     reject();
     return std::nullopt;
@@ -132,13 +132,16 @@ std::optional<int64_t> Chain::propose(const Move& move, const Option& option, in
   return makespan;
 }
 
+// More only where there are more already.
+int64_t Chain::most_flows() const { return std::max(many_flows, simulator_->graph.totals.num_flows); }
+
 std::optional<int64_t> Chain::propose_anew(int64_t limit) {
   Strategy proposed = strategy();
   for (const auto& [op, configuration] : changes_) proposed[op] = configuration;
   anew_ = std::make_unique<Simulator>(graph_, machine_, times_, memory_);
   const int64_t makespan = anew_->begin(proposed), overflow = anew_->overflow();
   const bool fits = overflow < overflow_ || (overflow == overflow_ && makespan <= limit);
-  if (fits && anew_->graph.totals.num_flows <= most_flows) return makespan;
+  if (fits && anew_->graph.totals.num_flows <= most_flows()) return makespan;
   reject();
   return std::nullopt;
 }

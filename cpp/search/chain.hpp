@@ -112,6 +112,7 @@ class Chain {
   std::vector<std::pair<int32_t, int32_t>> neighbours(const std::vector<Move>& moves);  // (move, option), shuffled
   std::optional<int64_t> propose(const Move&, const Option&, int64_t limit);
   std::optional<int64_t> propose_anew(int64_t limit);
+  int64_t most_flows() const;
   void accept();
   void reject();
   bool try_out(const Move&, const Option&, int64_t limit);

@@ -144,7 +144,7 @@ def test_ranks_that_disagree_hear_of_it_everywhere(tmp_path: Path) -> None:
 SCRIPT = """
 import torch, torch.distributed as dist
 import soapstone as ss
-from tests.support.models import CASES, captured
+from tests.support.models import CASES
 
 dist.init_process_group("gloo")
 case = CASES["cnn"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,17 +35,29 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
     graph = ss.capture(ss.zoo.load("lenet", batch=6))
     with pytest.raises(GraphError, match="a batch of 6 cannot be cut into 4 microbatches; use a divisor"):
         microbatch(graph, 4)
+    with pytest.raises(GraphError, match="a batch cannot be cut into 0 microbatches"):
+        microbatch(graph, 0)
 
 
-class Contrasted(nn.Module):
-    def __init__(self) -> None:
+class Meeting(nn.Module):
+    """Something that is done with the samples of a batch among themselves."""
+
+    def __init__(self, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.encode = nn.Linear(3, 4)
+        self.encode, self.act = nn.Linear(3, 4), act
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.encode(x)
-        scores: torch.Tensor = y @ y.T
-        return scores
+        return self.act(self.encode(x)).sum()
+
+
+MEETINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all pairs": lambda y: y @ y.T,
+    "softmax over the batch": lambda y: y.softmax(0) * y,
+    "the first alone": lambda y: y[0],
+    "the first half": lambda y: y[:3],
+    "in threes": lambda y: y.view(2, 3, 4).softmax(1),
+    "the largest": lambda y: y.amax(0),
+}
 
 
 class Learned(nn.Module):
@@ -59,10 +72,11 @@ class Learned(nn.Module):
         return y
 
 
-def test_samples_that_meet_are_refused() -> None:
-    work = ss.Workload(Contrasted(), (torch.randn(6, 3),), loss=F.cross_entropy, targets=(torch.arange(6),))
+@pytest.mark.parametrize("name", MEETINGS)
+def test_samples_that_meet_are_refused(name: str) -> None:
+    graph = ss.capture(ss.Workload(Meeting(MEETINGS[name]), (torch.randn(6, 3),)))
     with pytest.raises(GraphError, match="samples of a batch meet one another in "):
-        microbatch(ss.capture(work), 2)
+        microbatch(graph, 2)
 
 
 def test_a_parameter_of_each_sample_is_refused() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import GraphError
 from .operator_graph import OperatorGraph
@@ -26,9 +26,8 @@ class Digits:
 
     def within(self, inner: int, size: int) -> Digits | None:
         """The same of a factor that has them all."""
-        if inner <= self.inner and self.inner * self.size <= inner * size:
-            return Digits(self.inner // inner, self.size)
-        return None
+        has_all = self.inner % inner == 0 and (inner * size) % (self.inner * self.size) == 0
+        return Digits(self.inner // inner, self.size) if has_all else None
 
 
 Axes = dict[int, Digits]  # by axis
@@ -37,7 +36,11 @@ Sizes = tuple[int, ...]
 
 def microbatch(graph: OperatorGraph, count: int) -> OperatorGraph:
     """The graph of one of so many microbatches. Raises GraphError where the batch does not divide, or its samples meet
-    other than in a sum."""
+    other than in a sum. Where a microbatch is one sample, its dim stays, with size 1."""
+    if count < 1:
+        raise GraphError(f"a batch cannot be cut into {count} microbatches; use a divisor of it")
+    if count > 1 and all(axis is None for axis in graph.settings.batch_dims):
+        raise GraphError("no input of the graph has an axis of samples, so there is no batch to cut")
     return graph if count == 1 else _Cut(graph, count).graph()
 
 
@@ -86,13 +89,11 @@ class _Cut:
 
     def _through(self, op: Op, step: Step, values: list[Axes], dims: dict[int, Digits]) -> None:
         """From what a step reads and writes to its dims, and back."""
-        places = list(_places(op, step))
-        for value, axis, dim, inner, size in places:
-            digits = values[value].get(axis)
-            own = None if digits is None else digits.within(inner, size)
-            if own is not None:
-                self._note(dims, dim, own, op)
-        if len(dims) > 1:
+        places = list(_places(step))
+        for value, axis in {(place.value, place.axis): None for place in places}:
+            if axis in values[value]:
+                self._note(dims, *_taking(op, step, values[value][axis], value, axis, places), op)
+        if len(dims) > 1 or any(step.dims[dim].whole for dim in dims):
             raise _meeting(op)
         for value, axis, dim, inner, size in places:
             if dim in dims and size == step.dims[dim].size:
@@ -123,7 +124,7 @@ class _Cut:
         for number, step in enumerate(op.steps):
             steps.append(self._step(op, step, values, dims[number]))
             if "draw" in step.args:
-                drawn = draws[step.args["draw"]]
+                drawn = self._whole.draws[step.args["draw"]]
                 draws[step.args["draw"]] = replace(drawn, shape=self._shape(drawn.shape, values[step.outputs[0]]))
         per_sample = any(dims) and not any("batch_norm" in step.kind for step in op.steps)  # which keeps its statistics
         return replace(
@@ -180,8 +181,17 @@ class _Cut:
         return step.args | {"size": [small if n == whole else n for n, whole, small in zip(given, made, cut)]}
 
 
-def _places(op: Op, step: Step) -> Iterator[tuple[int, int, int, int, int]]:
-    """Where each dim of a step lies: value, axis, dim, elements inside of it, size."""
+class _Place(NamedTuple):
+    """Where a dim of a step lies in an axis of a value; -1: what the step reads whatever the part."""
+
+    value: int
+    axis: int
+    dim: int
+    inner: int  # elements inside of it
+    size: int
+
+
+def _places(step: Step) -> Iterator[_Place]:
     for value, read in zip(step.inputs, step.reads):
         for axis, factors in enumerate(read):
             yield from _along(value, axis, [(factor.dim, factor.size) for factor in factors])
@@ -190,12 +200,21 @@ def _places(op: Op, step: Step) -> Iterator[tuple[int, int, int, int, int]]:
             yield from _along(value, axis, [(dim, step.dims[dim].size) for dim in dims])
 
 
-def _along(value: int, axis: int, parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int, int]]:
+def _along(value: int, axis: int, parts: Sequence[tuple[int, int]]) -> Iterator[_Place]:
     inner = 1
     for dim, size in reversed(parts):
-        if dim >= 0:
-            yield value, axis, dim, inner, size
+        yield _Place(value, axis, dim, inner, size)
         inner *= size
+
+
+def _taking(op: Op, step: Step, digits: Digits, value: int, axis: int, places: Sequence[_Place]) -> tuple[int, Digits]:
+    """The dim that takes all of an axis' samples, and which of its digits they are."""
+    own = [place for place in places if (place.value, place.axis) == (value, axis)]
+    found = {(place.dim, inside) for place in own if (inside := digits.within(place.inner, place.size)) is not None}
+    dim, inside = min(found, default=(-1, digits), key=lambda pair: pair[0])
+    if len(found) > 1 or dim < 0 or step.dims[dim].size % digits.size:
+        raise _meeting(op)
+    return dim, inside
 
 
 def _meeting(op: Op) -> GraphError:

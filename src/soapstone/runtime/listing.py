@@ -76,9 +76,7 @@ def _others(devices: Sequence[int], device: int) -> tuple[int, ...]:
 def _run(plan: Plan, event: Run) -> Line:
     tasks, ops = tasks_of(plan, event), plan.placement.graph.ops
     names = [f"{ops[task.op].name}[{task.part}]" + (" finish" if task.finish else "") for task in tasks]
-    starts = [plan.starts.get((task.op, task.part, task.finish, event.backward)) for task in tasks]
-    start = min((start for start in starts if start is not None), default=None)
-    return Line("backward" if event.backward else "forward", shortened(names), (), 0, start)
+    return Line("backward" if event.backward else "forward", shortened(names), (), 0, plan.start(event))
 
 
 def _flow(plan: Plan, event: Send | Receive) -> str:

@@ -22,7 +22,9 @@ def last_uses(program: Sequence[Event], segments: Sequence[Segment], kept: Colle
     return dict(found)
 
 
-def ended_sums(program: Sequence[Event], start: Callable[[Run], float], end: Callable[[Sync], float]) -> dict[int, int]:
+def ended_sums(
+    program: Sequence[Event], start: Callable[[Run], float | None], end: Callable[[Sync], float]
+) -> dict[int, int]:
     """How many of a program's reduce-scatters, the first ones, have ended when a run begins, by the run's number; only
     those runs are there before which one ends."""
     ends: list[float] = []
@@ -33,7 +35,7 @@ def ended_sums(program: Sequence[Event], start: Callable[[Run], float], end: Cal
             ends.append(end(event))
         elif isinstance(event, Run) and ended < len(ends):
             now, before = start(event), ended
-            while ended < len(ends) and ends[ended] <= now:
+            while now is not None and ended < len(ends) and ends[ended] <= now:
                 ended += 1
             if ended > before:
                 found[number] = ended

@@ -128,10 +128,11 @@ class Plan:
             if t.kind in (FORWARD, BACKWARD)
         }
 
-    def start(self, run: Run) -> float:
-        """When a run starts in the simulation, in seconds."""
-        tasks = [task for task in self.segments[run.segment].tasks if not task.deliver]
-        return min((self.starts[t.op, t.part, t.finish, run.backward] for t in tasks), default=0.0)
+    def start(self, run: Run) -> float | None:
+        """When a run starts in the simulation, in seconds; None where it only hands something on."""
+        tasks = self.segments[run.segment].tasks  # of which some may have no backward
+        keys = ((task.op, task.part, task.finish, run.backward) for task in tasks)
+        return min((self.starts[key] for key in keys if key in self.starts), default=None)
 
     def end(self, sync: Sync) -> float:
         """When a sum of gradients ends in the simulation, in seconds."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import islice
 from math import inf
 from time import monotonic
 
@@ -302,17 +301,20 @@ class _StartDeadline:
 
 def _by_optcnn(problem: Problem, tyings: Sequence[Groups], deadline: _StartDeadline, alone: bool) -> list[list[Native]]:
     """The fastest of OptCNN's strategies of a few options and of more, as many as there is time for. Where it is the
-    only start, or proposals are counted, of few options. None where the graph does not reduce."""
+    only start, or proposals are counted, of few options. Where one does not fit, with more options it would be faster
+    and hardly smaller, so that is the last. None where the graph does not reduce."""
     rounds = FEW_ROUNDS if alone or deadline.counts_proposals else None
+    sums = least_sums(Additive(problem), tyings, deadline.is_interrupted if alone else deadline.is_over)
     found: list[tuple[tuple[bool, int], list[Native]]] = []
-    try:
-        sums = least_sums(Additive(problem), tyings, deadline.is_interrupted if alone else deadline.is_over)
-        for _, native in islice(sums, rounds):
-            found.append((problem.cost(native), native))
-            if found[-1][0][0]:  # more options would make it faster, not smaller
-                break
-    except SoapstoneError:
-        return []
+    while rounds is None or len(found) < rounds:
+        try:
+            _, native = next(sums)
+        except (StopIteration, SoapstoneError):
+            break
+        is_too_large, makespan = problem.cost(native)
+        found.append(((is_too_large, makespan), native))
+        if is_too_large:
+            break
     return [native for _, native in sorted(found, key=lambda pair: pair[0])[:1]]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...errors import RankError
 from .groups import gathered_objects, raise_if_peer_lost, shared_groups
 from .protocol import Incoming, Outgoing, Pair, Pending
 
@@ -32,7 +33,8 @@ class GlooTransport:
         self.groups.make(meetings)
 
     def expect(self, message: Incoming) -> None:
-        assert message.row not in self._incoming, "the first of two would take the message"
+        if message.row in self._incoming:  # the first of two would take the message
+            raise RankError("a step did not come to its end on this rank; begin anew with all ranks")
         buffer = self._buffer(message.shape, message.dtype)
         self._incoming[message.row] = (buffer, dist.irecv(buffer, message.source, tag=message.row))
 
