@@ -357,8 +357,9 @@ def test_wrong_costs_get_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.timeout(240)
 def test_an_interrupted_profile_keeps_what_is_done(own_cache: Path) -> None:
-    command = [sys.executable, "-m", "soapstone", "profile", "lenet", "--batch", "256", "-t", "cpu:1x64"]
+    command = [sys.executable, "-m", "soapstone", "profile", "lenet", "--batch", "64", "-t", "cpu:1x64"]
     environment = {**os.environ, "SOAPSTONE_CACHE": str(own_cache)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
