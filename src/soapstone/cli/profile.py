@@ -12,6 +12,7 @@ import typer
 from ..costs import AnalyticCosts, Costs, OpTimes, device_kinds
 from ..graph import Op, scaled
 from ..searching import Problem
+from ..searching.interrupts import interrupts
 from ..topology import neighbours_of
 from . import completion
 from .arguments import Case, read_case, topology_of
@@ -87,10 +88,20 @@ def profile(
 
 
 def measure_space(case: Case) -> None:
-    """Have costs that are measured ready for a search."""
-    if case.is_measured:
-        with measuring(f"Measuring the parts of {case.model}") as progress:
-            Problem(case.graph, case.topology, progress=progress, training=case.training)
+    """Have costs that are measured ready for a search. Ctrl-C ends it between two rounds of measurements: raised just
+    anywhere, KeyboardInterrupt was lost now and then."""
+    if not case.is_measured:
+        return
+    with interrupts(lambda: None) as interrupt, measuring(f"Measuring the parts of {case.model}") as progress:
+
+        def report(share: float) -> None:
+            if interrupt.happened:
+                raise KeyboardInterrupt
+            progress(share)
+
+        Problem(case.graph, case.topology, progress=report, training=case.training)
+    if interrupt.happened:
+        raise KeyboardInterrupt
 
 
 Row = tuple[Op, int, OpTimes, OpTimes | None]  # how many such ops there are, measured and analytic times
