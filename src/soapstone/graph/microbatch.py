@@ -45,6 +45,8 @@ def microbatch(graph: OperatorGraph, count: int) -> OperatorGraph:
 
 
 class _Cut:
+    """First which axes, and which dims of steps, carry samples; then the graph with these cut."""
+
     def __init__(self, graph: OperatorGraph, count: int) -> None:
         self._whole, self._count = graph, count
         self._tensors: list[Axes] = [{} for _ in graph.tensors]
@@ -70,13 +72,13 @@ class _Cut:
     def _follow(self, index: int) -> None:
         op, values = self._whole.ops[index], self._values[index]
         for operand in (*op.inputs, *op.outputs):
-            self._meet(values[operand.value], self._tensors[operand.tensor], op)
+            self._pass_on(values[operand.value], self._tensors[operand.tensor], op)
         for number, step in enumerate(op.steps):
             self._through(op, step, values, self._dims[index][number])
         for operand in (*op.inputs, *op.outputs):
-            self._meet(self._tensors[operand.tensor], values[operand.value], op)
+            self._pass_on(self._tensors[operand.tensor], values[operand.value], op)
 
-    def _meet(self, known: Axes, found: Axes, op: Op) -> None:
+    def _pass_on(self, known: Axes, found: Axes, op: Op) -> None:
         for axis, digits in found.items():
             self._note(known, axis, digits, op)
 
