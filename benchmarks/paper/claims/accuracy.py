@@ -17,6 +17,7 @@ RUNS = {
     "cuda-4": "4 NCCL ranks on an H200",
     "cpu-2": "2 gloo ranks",
     "cpu-4": "4 gloo ranks",
+    "cpu-8": "8 gloo ranks",
 }
 
 CLAIMED = 0.3
