@@ -1,5 +1,5 @@
 // How values cross between Python and the core: columns as arrays, boxes and holds as pairs, configurations as
-// (degrees, devices, shard, recompute).
+// (degrees, devices, shard, recompute, in_flight).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -72,13 +72,14 @@ inline std::vector<BoxPairs> to_pairs(const std::vector<soapstone::Box>& boxes) 
 
 using soapstone::Configuration;
 using ConfigurationTuple =
-    std::tuple<std::vector<int32_t>, soapstone::By<soapstone::Part, soapstone::Device>, int32_t, bool>;
+    std::tuple<std::vector<int32_t>, soapstone::By<soapstone::Part, soapstone::Device>, int32_t, bool, int32_t>;
 
 inline Configuration to_configuration(const ConfigurationTuple& tuple) {
-  const auto& [degrees, devices, shard, recompute] = tuple;
+  const auto& [degrees, devices, shard, recompute, in_flight] = tuple;
   if (shard < 0 || shard > static_cast<int32_t>(soapstone::Shard::all))
     throw std::invalid_argument("a configuration's third number is 0, 1 or 2: none, optimizer or all is sharded");
-  return {degrees, devices, static_cast<soapstone::Shard>(shard), recompute};
+  if (in_flight < 0) throw std::invalid_argument("a configuration has 0 or more microbatches in flight");
+  return {degrees, devices, static_cast<soapstone::Shard>(shard), recompute, in_flight};
 }
 
 inline std::vector<Configuration> to_configurations(const std::vector<ConfigurationTuple>& tuples) {
@@ -93,7 +94,7 @@ inline soapstone::Strategy to_strategy(const std::vector<ConfigurationTuple>& tu
 
 inline std::vector<ConfigurationTuple> to_tuples(const std::vector<Configuration>& strategy) {
   std::vector<ConfigurationTuple> tuples;
-  for (const auto& [degrees, devices, shard, recompute] : strategy)
-    tuples.emplace_back(degrees, devices, static_cast<int32_t>(shard), recompute);
+  for (const auto& [degrees, devices, shard, recompute, in_flight] : strategy)
+    tuples.emplace_back(degrees, devices, static_cast<int32_t>(shard), recompute, in_flight);
   return tuples;
 }

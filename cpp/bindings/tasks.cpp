@@ -84,17 +84,17 @@ auto flow_columns(const Listing& self) {
 }
 
 auto holdings_of(Listing& self, const soapstone::Timeline& timeline, int64_t num_temporaries) {
-  soapstone::TaskTimes times;
   const size_t num_slots = self.graph().pool.tasks.size();
-  times.start.resize(num_slots);
-  times.end.resize(num_slots);
-  for (const auto& [begin, count] : self.graph().slots())
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t row = self.row_of(begin + i);
-      if (row < 0) continue;
-      times.start[begin + i] = timeline.start[row];
-      times.end[begin + i] = timeline.end[row];
-    }
+  std::vector<soapstone::TaskTimes> times(self.num_microbatches);
+  for (auto& [start, end] : times) {
+    start.resize(num_slots);
+    end.resize(num_slots);
+  }
+  for (size_t row = 0; row < self.tasks.size(); ++row) {
+    auto& [start, end] = times[self.tasks[row].microbatch];
+    start[self.slot_of(static_cast<int32_t>(row))] = timeline.start[row];
+    end[self.slot_of(static_cast<int32_t>(row))] = timeline.end[row];
+  }
   soapstone::Ledger ledger(self.graph());
   std::vector<int32_t> device, content, op;
   std::vector<int64_t> since, until, bytes;
@@ -132,6 +132,8 @@ void bind_task_graph(nb::module_& m) {
       .def_ro("is_half", &TaskRow::is_half)
       .def_ro("bytes", &TaskRow::bytes)
       .def_ro("latency", &TaskRow::latency)
+      .def_ro("microbatch", &TaskRow::microbatch)
+      .def_ro("first", &TaskRow::first)
       .def_ro("flow", &TaskRow::flow)
       .def_ro("devices", &TaskRow::devices)
       .def_ro("pieces", &TaskRow::pieces)
@@ -150,11 +152,10 @@ void bind_task_graph(nb::module_& m) {
       .def(
           "__init__",
           [](Listing* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
-             const soapstone::Times& times, const std::vector<ConfigurationTuple>& strategy) {
-            new (self) Listing(graph, machine, times, to_strategy(strategy));
-          },
-          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("strategy"), nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+             const soapstone::Times& times, const std::vector<ConfigurationTuple>& strategy,
+             int32_t microbatches) { new (self) Listing(graph, machine, times, to_strategy(strategy), microbatches); },
+          nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("strategy"), nb::arg("microbatches") = 1,
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("__len__", [](const Listing& self) { return self.tasks.size(); })
       .def("play", [](Listing& self) { return soapstone::timeline_of(self); })
       .def(
@@ -187,6 +188,8 @@ void bind_task_graph(nb::module_& m) {
       .def_prop_ro("kinds", task_column<int32_t>([](const TaskRow& task) { return task.kind; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("ops", task_column<int32_t>([](const TaskRow& task) { return task.op.value; }),
+                   nb::rv_policy::automatic)
+      .def_prop_ro("microbatches", task_column<int32_t>([](const TaskRow& task) { return task.microbatch; }),
                    nb::rv_policy::automatic)
       .def_prop_ro("parts", task_column<int32_t>([](const TaskRow& task) { return task.part; }),
                    nb::rv_policy::automatic)

@@ -55,12 +55,12 @@ void Ledger::hold(Device device, int64_t since, int64_t until, int64_t bytes, Co
   if (bytes > 0 && until > since && is_wanted(device)) holdings_.push_back({device, since, until, bytes, content, op});
 }
 
-void Ledger::find_spans(const TaskTimes& times) {
-  spans_.resize(graph_.ops.size());
+Ledger::Spans Ledger::spans_along(const TaskTimes& times) const {
+  Spans spans(graph_.ops.size());
   for (const OpIndex op : graph_.ops.indices()) {
     const auto& block = *graph_.ops[op].block;
     const auto& layout = *graph_.ops[op].layout;
-    spans_[op].resize(layout.num_parts);
+    spans[op].resize(layout.num_parts);
     for (const Part part : layout.parts()) {
       Span span{times.start[block.forward[part]], times.end[block.forward[part]], -1, -1};
       const Part first = block.first_on_device[part];  // finishes for all of its device
@@ -70,9 +70,10 @@ void Ledger::find_spans(const TaskTimes& times) {
         span.back_since = times.start[block.backward[part]];
         span.back_until = times.end[block.backward[part]];
       }
-      spans_[op][part] = span;
+      spans[op][part] = span;
     }
   }
+  return spans;
 }
 
 bool Ledger::is_recomputed(OpIndex op) const {
@@ -122,27 +123,35 @@ void Ledger::find_stretches() {
   for (const Device device : open.indices()) close(device);
 }
 
-const std::vector<Holding>& Ledger::write(const TaskTimes& times, int64_t num_temporaries, std::optional<Device> only) {
+const std::vector<Holding>& Ledger::write(std::span<const TaskTimes> microbatches, int64_t num_temporaries,
+                                          std::optional<Device> only) {
   only_ = only;
   if (known_.size() > 100'000) known_.clear();
   holdings_.clear();
-  find_spans(times);
+  all_spans_.clear();
+  for (const TaskTimes& times : microbatches) write_microbatch(times);
+  const TaskTimes& last = microbatches.back();
+  int64_t end = 0;
+  for (const auto& [begin, count] : graph_.slots())
+    for (int32_t i = 0; i < count; ++i) end = std::max(end, last.end[begin + i]);
+  write_sums(last, end);
+  for (const Device device : graph_.totals.memory.updated.indices()) {
+    if (!graph_.updates.is_there(device)) continue;
+    const Slot slot = graph_.updates.slot_of(device);
+    hold(device, last.start[slot], last.end[slot], num_temporaries * graph_.totals.memory.updated[device],
+         Content::working, none);
+  }
+  return holdings_;
+}
+
+void Ledger::write_microbatch(const TaskTimes& times) {
+  spans_ = spans_along(times);
   find_stretches();
   for (const OpIndex op : graph_.ops.indices()) write_parts(op, times);
   for (int32_t tensor = 0; tensor < static_cast<int32_t>(graph_.flows.size()); ++tensor)
     if (graph_.flows[tensor]) write_tensor(tensor, times);
-  int64_t end = 0;
-  for (const auto& [begin, count] : graph_.slots())
-    for (int32_t i = 0; i < count; ++i) end = std::max(end, times.end[begin + i]);
-  write_sums(times, end);
   write_weights(times);
-  for (const Device device : graph_.totals.memory.updated.indices()) {
-    if (!graph_.updates.is_there(device)) continue;
-    const Slot slot = graph_.updates.slot_of(device);
-    hold(device, times.start[slot], times.end[slot], num_temporaries * graph_.totals.memory.updated[device],
-         Content::working, none);
-  }
-  return holdings_;
+  all_spans_.push_back(std::move(spans_));
 }
 
 void Ledger::write_parts(OpIndex index, const TaskTimes& times) {
@@ -317,8 +326,9 @@ void Ledger::write_gradient(const SyncGroup& group, const Piece& piece, Device d
   const auto each_backward = [&](auto visit) {
     for (const auto& [place, part] : piece.parts) {
       const OpIndex op = group.ops[place];
-      if (graph_.ops[op].configuration.devices[part] == device && spans_[op][part].back_since >= 0)
-        visit(op, spans_[op][part]);
+      if (graph_.ops[op].configuration.devices[part] != device) continue;
+      for (const Spans& spans : all_spans_)
+        if (spans[op][part].back_since >= 0) visit(op, spans[op][part]);
     }
   };
   each_backward([&](OpIndex op, const Span& span) {

@@ -5,7 +5,8 @@
 // its own. What an op keeps inside stays until its backward is over. The gradient of such a value begins with the first
 // backward that makes it, and a parameter's lasts until the update; a further one to be added lies beside it meanwhile.
 // Of a parameter that several holders share, the whole gradient goes when it is summed and a share stays; gathered
-// weights lie there until the last that reads them is done.
+// weights lie there until the last that reads them is done. Each microbatch has values of its own; they share the
+// gradients of parameters.
 //
 // What a recomputed op makes and keeps goes once forward has read it, and is there again from the begin of backward of
 // its *stretch*: the recomputed ops of a device next to one another, and the one after them, which they are remade for.
@@ -15,6 +16,7 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -41,9 +43,13 @@ class Ledger {
   explicit Ledger(const TaskGraph& graph) : graph_(graph) {}
 
   // All that is held along a play, or what `only` one device holds, but for parameters and the optimizer's states. An
-  // update works on so many numbers for each element.
-  const std::vector<Holding>& write(const TaskTimes& times, int64_t num_temporaries,
+  // update works on so many numbers for each element. What is done once for all microbatches has the last one's times.
+  const std::vector<Holding>& write(std::span<const TaskTimes> microbatches, int64_t num_temporaries,
                                     std::optional<Device> only = std::nullopt);
+  const std::vector<Holding>& write(const TaskTimes& times, int64_t num_temporaries,
+                                    std::optional<Device> only = std::nullopt) {
+    return write({&times, 1}, num_temporaries, only);
+  }
   // The most that lies on each device at a time, of what was written last.
   By<Device, int64_t> peak() const;
 
@@ -66,8 +72,11 @@ class Ledger {
   using Stores = std::map<std::pair<OutputPart, Device>, Store>;
 
   const Parts& parts_of(OpIndex op);
-  void find_spans(const TaskTimes& times);
+  using Spans = By<OpIndex, By<Part, Span>>;
+
+  Spans spans_along(const TaskTimes& times) const;
   void find_stretches();
+  void write_microbatch(const TaskTimes& times);
   bool is_recomputed(OpIndex op) const;
   bool meets_others(OpIndex op) const;
   struct Remade {
@@ -92,8 +101,9 @@ class Ledger {
 
   const TaskGraph& graph_;
   std::unordered_map<int32_t, Parts> known_;  // by the layout's number
-  By<OpIndex, By<Part, Span>> spans_;
-  std::vector<Remade> remade_;  // by op and device; empty where nothing is recomputed
+  std::vector<Spans> all_spans_;              // by microbatch
+  Spans spans_;                               // of the one that is written
+  std::vector<Remade> remade_;                // by op and device; empty where nothing is recomputed
   size_t num_devices_ = 0;
   std::vector<Holding> holdings_;
   std::optional<Device> only_;

@@ -8,7 +8,8 @@
 //     start(t)    = min over holds of start(t, r)
 //
 // and start(t) = ready(t), end(t) = ready(t) + latency(t) where t holds nothing. Each resource serves tasks in
-// increasing (ready, key). Every task takes at least one nanosecond, so exactly one timeline satisfies this.
+// increasing (ready, key); with microbatches, of what is ready at the same time, backward before forward and the
+// earlier microbatch first. Every task takes at least one nanosecond, so exactly one timeline satisfies this.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ namespace soapstone {
 struct Timeline {
   std::vector<int64_t> ready, start, end;  // by row, ns
   std::vector<int64_t> hold_start;         // of all rows' holds, one after the other
-  std::vector<int32_t> order;              // rows by (ready, key)
+  std::vector<int32_t> order;              // rows as they were served
   int64_t makespan = 0;
 };
 

@@ -1,5 +1,5 @@
 // How one op runs: into how many parts each of its dims is cut, the device of each part, what of its trained parameters
-// each of several holders keeps, and whether forward is done again for backward.
+// each of several holders keeps, whether forward is done again for backward, and how many microbatches are in flight.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@ struct Configuration {
   By<Part, Device> devices;
   Shard shard = Shard::none;
   bool recompute = false;
+  int32_t in_flight = 0;  // microbatches whose forward is done and whose backward is not; 0: as many as there are
 
   bool operator==(const Configuration&) const = default;
 };

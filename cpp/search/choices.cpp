@@ -64,7 +64,7 @@ int64_t ChoiceMaker::all_reduce(const std::vector<Device>& devices, int64_t byte
 }
 
 void ChoiceMaker::add_times(OpIndex op, Choice& choice) const {
-  const auto& [degrees, devices, shard, recompute] = choice.configuration;
+  const auto& [degrees, devices, shard, recompute, in_flight] = choice.configuration;
   const bool back = graph_.ops[op].backward, finishes = layout_->combines && graph_.ops[op].combine.finish;
   const auto at_least_1 = [](int64_t ns) { return std::max<int64_t>(ns, 1); };
   std::map<Device, Load> work;

@@ -2,17 +2,27 @@
 
 #include <algorithm>
 #include <numeric>
+#include <stdexcept>
 #include <tuple>
 
 #include "support/sorting.hpp"
 
 namespace soapstone {
 
-Listing::Listing(const Graph& graph, Machine machine, const Times& times, const Strategy& strategy)
-    : graph_(graph, std::move(machine), times, {.thorough = true}) {
+namespace {
+
+const std::vector<LaggedEdge> no_edges;
+
+}  // namespace
+
+Listing::Listing(const Graph& graph, Machine machine, const Times& times, const Strategy& strategy, int32_t count)
+    : num_microbatches(count), graph_(graph, std::move(machine), times, {.thorough = true}) {
+  if (count < 1) throw std::invalid_argument("a batch has one microbatch or more");
   graph_.begin(strategy);
   graph_.list(*this);
   sort_rows();
+  if (count > 1) repeat();
+  link_rows();
 }
 
 void Listing::add(Slot slot, TaskRow row) {
@@ -35,25 +45,76 @@ int32_t Listing::add_flow(FlowRow row, Slot forward, Slot backward) {
 
 void Listing::sort_rows() {
   std::vector<int32_t> order(tasks.size());
-  row_of_.assign(graph_.pool.tasks.size(), -1);
   std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tasks[a].key < tasks[b].key; });
+  const auto group = [&](int32_t i) { return num_microbatches > 1 ? tasks[i].occurs : Occurrence::each; };
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return group(a) != group(b) ? group(a) < group(b) : tasks[a].key < tasks[b].key;
+  });
   std::vector<TaskRow> sorted;
   std::vector<Slot> slots;
   sorted.reserve(tasks.size());
   for (const int32_t i : order) {
-    row_of_[slots_[i]] = static_cast<int32_t>(sorted.size());
     slots.push_back(slots_[i]);
     sorted.push_back(std::move(tasks[i]));
   }
   tasks = std::move(sorted);
   slots_ = std::move(slots);
+  row_of_.assign(graph_.pool.tasks.size(), -1);
+  for (size_t row = 0; row < tasks.size(); ++row) {
+    row_of_[slots_[row]] = static_cast<int32_t>(row);
+    tasks[row].first = static_cast<int32_t>(row);
+  }
+  const auto count = [&](Occurrence what) {
+    return static_cast<int32_t>(
+        std::count_if(tasks.begin(), tasks.end(), [&](const TaskRow& row) { return row.occurs == what; }));
+  };
+  num_each_ = count(Occurrence::each);
+  num_first_ = count(Occurrence::first);
+}
+
+// The rows of the other microbatches, between those of the first one and those that are for all.
+void Listing::repeat() {
+  const int32_t begin = num_first_, end = begin + num_each_, more = (num_microbatches - 1) * num_each_;
+  std::vector<TaskRow> lasts(std::make_move_iterator(tasks.begin() + end), std::make_move_iterator(tasks.end()));
+  const std::vector<Slot> last_slots(slots_.begin() + end, slots_.end());
+  tasks.resize(end);
+  slots_.resize(end);
+  tasks.reserve(end + more + lasts.size());
+  for (int32_t microbatch = 1; microbatch < num_microbatches; ++microbatch)
+    for (int32_t row = begin; row < end; ++row) {
+      tasks.push_back(tasks[row]);
+      tasks.back().microbatch = microbatch;
+      slots_.push_back(slots_[row]);
+    }
+  for (size_t i = 0; i < lasts.size(); ++i) {
+    row_of_[last_slots[i]] = lasts[i].first = static_cast<int32_t>(tasks.size());
+    lasts[i].microbatch = num_microbatches - 1;
+    tasks.push_back(std::move(lasts[i]));
+    slots_.push_back(last_slots[i]);
+  }
+}
+
+int32_t Listing::row_of(Slot slot, int32_t microbatch) const {
+  const int32_t row = row_of_[slot];
+  if (row < 0 || microbatch == 0) return row;
+  return tasks[row].occurs == Occurrence::each ? row + microbatch * num_each_ : -1;
+}
+
+void Listing::link_rows() {
+  const auto add = [&](int32_t from, int32_t to) {
+    if (auto& after = tasks[to].after; after.empty() || after.back() != from) after.push_back(from);
+  };
   for (size_t row = 0; row < tasks.size(); ++row) {
     const Task& task = graph_.pool.tasks[slots_[row]];
-    for (int32_t i = 0; i < task.num_next; ++i)
-      if (auto& after = tasks[row_of_[task.next[i]]].after; after.empty() || after.back() != static_cast<int32_t>(row))
-        after.push_back(static_cast<int32_t>(row));
+    for (int32_t i = 0; i < task.num_next; ++i) {
+      const int32_t next = row_of_[task.next[i]];
+      const bool is_for_all = tasks[next].occurs == Occurrence::last;
+      const int32_t own = is_for_all ? next : row_of(task.next[i], tasks[row].microbatch);
+      if (own >= 0) add(static_cast<int32_t>(row), own);
+    }
   }
+  for (const auto& [from, to, lag] : num_microbatches > 1 ? lagged_edges(graph_, num_microbatches) : no_edges)
+    for (int32_t i = lag; i < num_microbatches; ++i) add(row_of(from, i - lag), row_of(to, i));
   for (size_t flow = 0; flow < flows.size(); ++flow) {
     const auto [forward, backward] = transfers_[flow];
     if (forward != none) flows[flow].forward = row_of_[forward];

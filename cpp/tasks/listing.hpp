@@ -1,11 +1,15 @@
-// A task graph row by row, in key order, with all that the runtime and a reader want to know of it.
+// A task graph row by row, in key order, with all that the runtime and a reader want to know of it. Where a batch is
+// cut into microbatches, its rows come once for each of them: first what only the first one does, then each one's, then
+// what is done once for all.
 #pragma once
 
 #include <map>
 
-#include "tasks/taskgraph.hpp"
+#include "tasks/microbatches.hpp"
 
 namespace soapstone {
+
+enum class Occurrence : int32_t { first, each, last };  // the microbatches for which a task is done
 
 struct TaskRow {
   uint64_t key = 0;
@@ -15,6 +19,8 @@ struct TaskRow {
   bool backward = false, finish = false;
   bool is_half = false;  // of an all-reduce: a reduce-scatter or an all-gather
   int64_t bytes = 0, latency = 0;
+  Occurrence occurs = Occurrence::each;
+  int32_t microbatch = 0, first = -1;               // first: its row in microbatch 0
   int32_t flow = -1;                                // transfer
   std::vector<Device> devices;                      // where it runs; a transfer: source, destination
   std::vector<std::pair<int32_t, int32_t>> pieces;  // sync: (parameter, piece)
@@ -39,7 +45,9 @@ struct Fetch {
 
 class Listing {
  public:
-  Listing(const Graph&, Machine, const Times&, const Strategy& strategy);
+  Listing(const Graph&, Machine, const Times&, const Strategy& strategy, int32_t num_microbatches = 1);
+
+  const int32_t num_microbatches;
 
   std::vector<TaskRow> tasks;
   std::vector<FlowRow> flows;
@@ -53,15 +61,20 @@ class Listing {
   std::vector<Piece> pieces(int32_t tensor) const;
   const Layout& layout(OpIndex op) const { return *graph_.ops.at(op).layout; }
   TaskGraph& graph() { return graph_; }
-  int32_t row_of(Slot slot) const { return row_of_[slot]; }
+  // -1 where no task is, or not for this microbatch.
+  int32_t row_of(Slot slot, int32_t microbatch = 0) const;
+  Slot slot_of(int32_t row) const { return slots_[row]; }
 
  private:
   void sort_rows();
+  void link_rows();
+  void repeat();
 
   TaskGraph graph_;
   std::vector<Slot> slots_;                                          // by row
   std::vector<std::pair<Slot, Slot>> transfers_;                     // by flow: forward, backward
-  By<Slot, int32_t> row_of_;                                         // -1 where no task is
+  By<Slot, int32_t> row_of_;                                         // of microbatch 0; -1 where no task is
+  int32_t num_first_ = 0, num_each_ = 0;                             // rows that occur so
   std::map<std::tuple<int32_t, OutputPart, Device>, int32_t> flow_;  // by (tensor, part, device)
 };
 

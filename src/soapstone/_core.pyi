@@ -180,6 +180,12 @@ class Task:
     def latency(self) -> int: ...
 
     @property
+    def microbatch(self) -> int: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
     def flow(self) -> int: ...
 
     @property
@@ -220,7 +226,7 @@ class Flow:
     def hull(self) -> list[tuple[int, int]]: ...
 
 class TaskGraph:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, strategy: Sequence[tuple[Sequence[int], Sequence[int], int, bool]]) -> None: ...
+    def __init__(self, graph: Graph, machine: Machine, times: Times, strategy: Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]], microbatches: int = 1) -> None: ...
 
     def __len__(self) -> int: ...
 
@@ -276,6 +282,9 @@ class TaskGraph:
     def ops(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
 
     @property
+    def microbatches(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
     def parts(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
 
     @property
@@ -308,10 +317,10 @@ class Method(enum.Enum):
 class Simulator:
     def __init__(self, graph: Graph, machine: Machine, times: Times, *, loss_may_separate: bool = True) -> None: ...
 
-    def begin(self, strategy: Sequence[tuple[Sequence[int], Sequence[int], int, bool]]) -> int:
+    def begin(self, strategy: Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]) -> int:
         """Play the first strategy and return its makespan."""
 
-    def propose(self, changes: Sequence[tuple[int, tuple[Sequence[int], Sequence[int], int, bool]]], limit: int | None, method: Method) -> int | None:
+    def propose(self, changes: Sequence[tuple[int, tuple[Sequence[int], Sequence[int], int, bool, int]]], limit: int | None, method: Method) -> int | None:
         """
         The makespan in ns of a change, or None where it passes the limit and is rejected already.
         """
@@ -367,24 +376,24 @@ class Simulator:
     def num_cut_short(self) -> int: ...
 
 class Chain:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int], int, bool]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0, engine: Method = Method.resume) -> None:
+    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0, engine: Method = Method.resume) -> None:
         """
         Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.
         """
 
-    def go(self, strategy: Sequence[tuple[Sequence[int], Sequence[int], int, bool]]) -> None: ...
+    def go(self, strategy: Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]) -> None: ...
 
-    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int, bool]], bool, Sequence[int], bool]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
+    def walk(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]], bool, Sequence[int], bool]], first: float, last: float, relative: bool, ends: tuple[int, float, int, float]) -> None:
         """
         Metropolis from one temperature to another. Moves: (ops, table, configurations of their own, whether on any device, the ops whose shard may change, whether ops may be recomputed); ends: (proposals, seconds, patience in proposals, in seconds).
         """
 
-    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int, bool]], bool, Sequence[int], bool]], ends: tuple[int, float, int, float], share: float) -> bool:
+    def descend(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]], bool, Sequence[int], bool]], ends: tuple[int, float, int, float], share: float) -> bool:
         """
         Take improvements until this share of all options was tried in vain in a row; whether it came to that.
         """
 
-    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int, bool]], bool, Sequence[int], bool]], ends: tuple[int, float, int, float]) -> bool | None:
+    def look(self, moves: Sequence[tuple[Sequence[int], int, Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]], bool, Sequence[int], bool]], ends: tuple[int, float, int, float]) -> bool | None:
         """Whether nothing improves the strategy; None where it ends before."""
 
     def stop(self) -> None:
@@ -417,10 +426,10 @@ class Chain:
     def best_overflow(self) -> int: ...
 
     @property
-    def best(self) -> list[tuple[list[int], list[int], int, bool]]: ...
+    def best(self) -> list[tuple[list[int], list[int], int, bool, int]]: ...
 
     @property
-    def strategy(self) -> list[tuple[list[int], list[int], int, bool]]: ...
+    def strategy(self) -> list[tuple[list[int], list[int], int, bool, int]]: ...
 
     @property
     def stages(self) -> list[float]: ...
@@ -432,18 +441,18 @@ class Chain:
 class Additive:
     def __init__(self, graph: Graph, machine: Machine, times: Times) -> None: ...
 
-    def op(self, op: int, options: Sequence[tuple[Sequence[int], Sequence[int], int, bool]]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    def op(self, op: int, options: Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """Nanoseconds of an op for each option: (compute, sync)."""
 
-    def edge(self, tensor: int, reader: int, made: Sequence[tuple[Sequence[int], Sequence[int], int, bool]], read: Sequence[tuple[Sequence[int], Sequence[int], int, bool]]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    def edge(self, tensor: int, reader: int, made: Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]], read: Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
         """
         Nanoseconds of what a tensor's reader takes from its maker, row by row for each of the maker's options.
         """
 
 class Exhaustive:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, options: Sequence[Sequence[tuple[Sequence[int], Sequence[int], int, bool]]]) -> None: ...
+    def __init__(self, graph: Graph, machine: Machine, times: Times, options: Sequence[Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]]) -> None: ...
 
-    def run(self, first: Sequence[tuple[Sequence[int], Sequence[int], int, bool]], num_threads: int, seconds: float) -> bool:
+    def run(self, first: Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]], num_threads: int, seconds: float) -> bool:
         """Whether the whole space was gone through."""
 
     def stop(self) -> None: ...
@@ -467,4 +476,4 @@ class Exhaustive:
     def share(self) -> float: ...
 
     @property
-    def best(self) -> list[tuple[list[int], list[int], int, bool]]: ...
+    def best(self) -> list[tuple[list[int], list[int], int, bool, int]]: ...

@@ -141,8 +141,8 @@ def test_search() -> None:
         costs = Given({("linear", 8): (now - 5, 1), ("linear", 4): ((then - 6) // 2, 1), ("sum", 8): (1, 2)})
         times = KnownTimes(graph, topology, costs)
         machine = machine_of(topology, times, ss.Training(costs, "sgd"))
-        whole, split = ([1, 1, 1], [0], 0, False), ([2, 1, 1], [0, 0], 0, False)
-        rest = ([1, 1], [0], 0, False)
+        whole, split = ([1, 1, 1], [0], 0, False, 0), ([2, 1, 1], [0, 0], 0, False, 0)
+        rest = ([1, 1], [0], 0, False, 0)
         times.fill_all([(0, *whole[:2]), (0, *split[:2]), (1, *rest[:2])])
         accepted = 0
         for seed in range(tries):

@@ -141,7 +141,7 @@ def test_metropolis_accepts_as_often_as_it_should() -> None:
     problem = Problem(graph, topology, training=ss.Training(Launching(0), bucket_bytes=0))
     start = ss.baselines.data_parallel(graph, topology).native
     op = next(i for i, o in enumerate(graph.ops) if o.kind == "linear")
-    table = [start[op], ([1] * len(graph.ops[op].dims), [0], 0, False)]
+    table = [start[op], ([1] * len(graph.ops[op].dims), [0], 0, False, 0)]
     costs = []
     for entry in table:
         strategy = [*start]

@@ -292,14 +292,14 @@ def test_the_core_checks_what_it_is_given() -> None:
     good = (1, sim.strategy.native[1])
     none = [0] * len(degrees)
     for change, sentence in (
-        ((99, (degrees, devices, 0, False)), "no such op"),
-        ((0, (degrees, [0] * 9, 0, False)), "one device a part"),
-        ((0, (none, devices, 0, False)), "degree is out of range"),
-        ((0, ([], devices, 0, False)), "one degree a dim"),
-        ((0, ([10**6] * len(degrees), devices, 0, False)), "out of range"),
-        ((0, (degrees, [10**9] * len(devices), 0, False)), "no such device"),
-        ((0, (degrees, [-1] * len(devices), 0, False)), "no such device"),
-        ((0, (degrees, devices, 3, False)), "0, 1 or 2"),
+        ((99, (degrees, devices, 0, False, 0)), "no such op"),
+        ((0, (degrees, [0] * 9, 0, False, 0)), "one device a part"),
+        ((0, (none, devices, 0, False, 0)), "degree is out of range"),
+        ((0, ([], devices, 0, False, 0)), "one degree a dim"),
+        ((0, ([10**6] * len(degrees), devices, 0, False, 0)), "out of range"),
+        ((0, (degrees, [10**9] * len(devices), 0, False, 0)), "no such device"),
+        ((0, (degrees, [-1] * len(devices), 0, False, 0)), "no such device"),
+        ((0, (degrees, devices, 3, False, 0)), "0, 1 or 2"),
         (good, "changes an op twice"),
     ):
         with pytest.raises(ValueError, match=sentence):

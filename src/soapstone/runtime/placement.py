@@ -36,7 +36,7 @@ class Placement:
         self.order, self.graph, self.native = order, simulation.graph, simulation.native
         self.degrees = [degrees for degrees, *_ in simulation.strategy.native]
         self.devices = [devices for _, devices, *_ in simulation.strategy.native]
-        self.recompute = [again for *_, again in simulation.strategy.native]
+        self.recompute = [again for *_, again, _ in simulation.strategy.native]
         self.dims = [self.graph.native.factoring(i) for i in range(len(self.graph.tensors))]
         self.flows = [self.native.flow(i) for i in range(self.native.num_flows)]
         self.groups = [self.native.groups(i) for i in range(len(self.graph.ops))]

@@ -79,7 +79,7 @@ class Chain:
 
     def at_random(self, groups: Groups) -> list[Native]:
         """A strategy that configures each group at random."""
-        strategy: list[Native] = [([], [], 0, False)] * sum(map(len, groups))
+        strategy: list[Native] = [([], [], 0, False, 0)] * sum(map(len, groups))
         for group in groups:
             configuration = self.random.choice(self.options.table(group[0]))
             for op in group:

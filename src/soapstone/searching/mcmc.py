@@ -236,7 +236,7 @@ def _with_and_without_checkpoints(problem: Problem, given: list[list[Native]]) -
     """A model that checkpoints layers may have room enough to keep what they make: else it is recomputed."""
     if not any(op.recompute for op in problem.graph.ops):
         return given
-    kept = [[(degrees, devices, shard, False) for degrees, devices, shard, _ in native] for native in given]
+    kept = [[(degrees, devices, shard, False, w) for degrees, devices, shard, _, w in native] for native in given]
     if not problem.recompute:
         return kept
     return [*kept, *(native for native, other in zip(given, kept) if problem.cost(other)[0])]

@@ -81,7 +81,7 @@ class Problem:
         """For each kind of device, the strategy that puts all on the first of it."""
         kinds = self.times.kinds
         return [
-            [([1] * len(op.dims), [kinds.index(kind)], 0, False) for op in self.graph.ops]
+            [([1] * len(op.dims), [kinds.index(kind)], 0, False, 0) for op in self.graph.ops]
             for kind in sorted(set(kinds))
         ]
 
@@ -92,10 +92,7 @@ class Problem:
             return []
         as_many = Topology.parse(f"cpu:1x{len(first)}")  # baselines ask no more of a topology
         found = [baseline(self.graph, as_many).native for baseline in (BASELINES[name] for name in UNSHARDED)]
-        return [
-            [(degrees, [first[i] for i in devices], shard, again) for degrees, devices, shard, again in native]
-            for native in found
-        ]
+        return [[(row[0], [first[i] for i in row[1]], *row[2:]) for row in native] for native in found]
 
     def played(self, strategy: Sequence[Native]) -> _core.Simulator:
         """A strategy, simulated."""
@@ -119,12 +116,12 @@ class Problem:
         return least_recomputed(played).strategy.native
 
     def strategy(self, native: Sequence[Native]) -> Strategy:
-        shards = [shard for _, _, shard, _ in native]
+        shards = [shard for _, _, shard, *_ in native]
         for sharers in self.graph.sharers:  # the core has a parameter as its first reader does
             for index in sharers:
                 shards[index] = shards[sharers[0]]
         configurations = {}
-        for op, (degrees, devices, _, again), shard in zip(self.graph.ops, native, shards):
+        for op, (degrees, devices, _, again, in_flight), shard in zip(self.graph.ops, native, shards):
             names = {dim.name: degree for dim, degree in zip(op.dims, degrees)}
-            configurations[op.name] = Configuration(names, tuple(devices), SHARDS[shard], again)
+            configurations[op.name] = Configuration(names, tuple(devices), SHARDS[shard], again, in_flight or None)
         return Strategy(self.graph, self.topology, configurations)

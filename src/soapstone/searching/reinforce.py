@@ -100,10 +100,10 @@ class _Trials:
     def costs(self, placement: Sequence[int]) -> tuple[float, float]:
         """The root of a placement's makespan in ns, and how far it is from fitting."""
         ops, chain = self.graph.ops, self.chain
-        strategy: list[Native] = [([], [], 0, False)] * len(ops)
+        strategy: list[Native] = [([], [], 0, False, 0)] * len(ops)
         for layer, device in zip(self.layers, placement):
             for op in layer:
-                strategy[op] = ([1] * len(ops[op].dims), [device], 0, False)
+                strategy[op] = ([1] * len(ops[op].dims), [device], 0, False, 0)
         chain.go(strategy)
         self.count += 1
         if not self.history or chain.best_makespan * 1e-9 != self.history[-1].makespan:

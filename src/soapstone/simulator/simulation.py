@@ -20,7 +20,8 @@ from .training import Training
 
 
 class Simulation:
-    """One iteration, played. `tasks` is a structured array in key order; a row's kind indexes `KINDS`."""
+    """One iteration, played. `tasks` is a structured array in key order; a row's kind indexes `KINDS`. Each
+    microbatch has rows of its own."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Simulation:
     def tasks(self) -> np.ndarray:
         rows = np.empty(len(self.native), TASK)
         rows["id"], rows["kind"], rows["op"] = self.native.keys, self.native.kinds, self.native.ops
+        rows["microbatch"] = self.native.microbatches
         rows["part"], rows["latency"], rows["bytes"] = self.native.parts, self.native.latencies, self.native.bytes
         rows["ready"], rows["start"], rows["end"] = self.timeline.ready, self.timeline.start, self.timeline.end
         return rows
@@ -150,7 +152,7 @@ class Simulation:
 
     @cached_property
     def order(self) -> list[int]:
-        """The rows by (ready, key): the one order in which all ranks communicate."""
+        """The rows as they are served: the one order in which all ranks communicate."""
         return [int(row) for row in self.timeline.order]
 
     @cached_property
@@ -169,9 +171,10 @@ def simulate(
     """Play one iteration of a strategy. Raises StrategyError where the strategy is for another graph, SoapstoneError
     where costs are missing."""
     check_all(graph, topology, strategy, training)
-    times = KnownTimes(graph, topology, training.costs)
+    times = KnownTimes(strategy.played, topology, training.costs)
     times.fill_all((i, degrees, devices) for i, (degrees, devices, *_) in enumerate(strategy.native))
     machine = machine_of(topology, times, training)
     with translated_errors():
-        native = _core.TaskGraph(graph.native, machine, times.native, strategy.native)
+        played = strategy.played.native
+        native = _core.TaskGraph(played, machine, times.native, strategy.native, strategy.microbatches)
         return Simulation(graph, topology, strategy, native, training)

@@ -11,6 +11,6 @@ FORWARD, BACKWARD, COMBINE = Kind.forward, Kind.backward, Kind.combine
 TRANSFER, SYNC, UPDATE, GATHER = Kind.transfer, Kind.sync, Kind.update, Kind.gather
 COMMUNICATION = (TRANSFER, COMBINE, SYNC, GATHER)
 TASK = np.dtype(
-    [("id", "u8"), ("kind", "i4"), ("op", "i4"), ("part", "i4"), ("ready", "i8"), ("start", "i8"), ("end", "i8"),
-     ("latency", "i8"), ("bytes", "i8")]
+    [("id", "u8"), ("kind", "i4"), ("op", "i4"), ("part", "i4"), ("microbatch", "i4"),
+     ("ready", "i8"), ("start", "i8"), ("end", "i8"), ("latency", "i8"), ("bytes", "i8")]
 )  # fmt: skip

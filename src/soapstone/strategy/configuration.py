@@ -1,10 +1,10 @@
-"""How one op is split, where its parts run, what of its parameters each of several holders keeps, and whether what it
-makes is kept for backward."""
+"""How one op is split, where its parts run, what of its parameters each of several holders keeps, whether what it makes
+is kept for backward, and for how many microbatches at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
 
@@ -14,7 +14,7 @@ from ..errors import StrategyError, meant
 from ..files import shortened
 from ..graph import Op
 
-Native = tuple[list[int], list[int], int, bool]  # degrees, devices, the number of its shard, whether it is recomputed
+Native = tuple[list[int], list[int], int, bool, int]  # degrees, devices, number of shard, is recomputed, in flight
 SHARDS = ("none", "optimizer", "all")  # in the core's order
 
 
@@ -27,12 +27,16 @@ class Configuration:
     keeps the optimizer's state and updates an equal share, and weights are gathered before forward (ZeRO); with "all"
     each also keeps no more of the weights than its share, and they are gathered before forward and again before
     backward (FSDP). With `recompute` what the op makes is dropped once forward has read it, and made again for
-    backward."""
+    backward.
+
+    Where a strategy has microbatches, forward of no more than `in_flight` of them is done before backward of the first
+    of these; None: of all."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[int, ...] = (0,)
     shard: str = "none"
     recompute: bool = False
+    in_flight: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.degrees, Mapping):
@@ -43,6 +47,8 @@ class Configuration:
             raise StrategyError(f"shard must be one of {', '.join(SHARDS)}, not {shortened(self.shard)}")
         if type(self.recompute) is not bool:
             raise StrategyError(f"recompute must be true or false, not {shortened(self.recompute)}")
+        if self.in_flight is not None and (type(self.in_flight) is not int or not 1 <= self.in_flight < 2**31):
+            raise StrategyError(f"in_flight must be a whole number from 1 up, not {shortened(self.in_flight)}")
         for name, degree in self.degrees.items():
             if type(degree) is not int or degree < 1:
                 raise StrategyError(f"the degree of {name!r} must be a whole number from 1 up, not {degree!r}")
@@ -56,16 +62,17 @@ class Configuration:
             )
 
     def __hash__(self) -> int:
-        return hash((tuple(self.degrees.items()), self.devices, self.shard, self.recompute))
+        return hash((tuple(self.degrees.items()), self.devices, self.shard, self.recompute, self.in_flight))
 
-    def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...], str, bool]]:
-        return Configuration, (dict(self.degrees), self.devices, self.shard, self.recompute)
+    def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, int], tuple[int, ...], str, bool, int | None]]:
+        return Configuration, (dict(self.degrees), self.devices, self.shard, self.recompute, self.in_flight)
 
     def __str__(self) -> str:
         split = " ".join(f"{name}={degree}" for name, degree in self.degrees.items())
         shard = "" if self.shard == "none" else f" shard={self.shard}"
         again = " recompute" if self.recompute else ""
-        return f"{split or 'whole'}{shard}{again} on {written(self.devices)}"
+        flight = f" in_flight={self.in_flight}" if self.in_flight else ""
+        return f"{split or 'whole'}{shard}{again}{flight} on {written(self.devices)}"
 
     @property
     def num_parts(self) -> int:
@@ -82,7 +89,7 @@ class Configuration:
 
     def native(self, op: Op) -> Native:
         """As the core knows it."""
-        return self.degrees_of(op), list(self.devices), SHARDS.index(self.shard), self.recompute
+        return self.degrees_of(op), list(self.devices), SHARDS.index(self.shard), self.recompute, self.in_flight or 0
 
     def check(self, op: Op, num_devices: int) -> None:
         """Raise StrategyError unless the op can be split so and the devices exist."""
@@ -112,7 +119,7 @@ class Configuration:
             kept[name] = min(self.degrees[name], dim.size) if dim is not None and dim.splittable else 1
         numbers = np.arange(self.num_parts).reshape([self.degrees[name] for name in given])
         left = numbers[tuple(slice(kept[name]) for name in given)].reshape(-1)
-        return Configuration(kept, tuple(self.devices[i] for i in left), self.shard, self.recompute)
+        return replace(self, degrees=kept, devices=tuple(self.devices[i] for i in left))
 
 
 def written(devices: tuple[int, ...]) -> str | list[int]:

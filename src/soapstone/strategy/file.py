@@ -7,7 +7,8 @@
 An op takes the row of its own name, else the most specific pattern that fits it, else the default. A row under an op's
 own name must be legal for it; a pattern's or the default's is fitted: dims that the op cannot split stay whole, but one
 of its ops must have each. Devices are a list in row-major order of the parts, or a range, "0-15" or "0-12:4".
-A row may also have "shard": "optimizer" or "all", for the parameters of its ops, and "recompute": true.
+A row may also have "shard": "optimizer" or "all", for the parameters of its ops, "recompute": true, and "in_flight":
+how many of the file's "microbatches" are in flight at a time.
 `made_for` is written by `save` and compared when the file is read; `predicted` and `measured` are what `soapstone tune`
 found: seconds of a step, and on what.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StrategyError, meant
-from ..files import read_json, shortened, write_atomically
+from ..files import read_json, shortened
 from ..graph import Op, OperatorGraph
 from ..topology import Topology
 from .configuration import Configuration, written
@@ -31,36 +32,30 @@ from .patterns import assigned, folded
 
 KIND, FORMAT = "soapstone strategy", 2
 _PLAIN = (str, int, float, list)
-_KEYS = ("kind", "format", "made_for", "predicted", "measured", "default", "ops")
-_ROW_KEYS = {"degrees", "devices", "shard", "recompute"}
+_KEYS = ("kind", "format", "made_for", "predicted", "measured", "microbatches", "default", "ops")
+_ROW_KEYS = ("devices", "degrees", "shard", "recompute", "in_flight")
 Record = tuple[float | None, Measured | None]  # what was predicted, and what was measured
 
 
-def write(
-    path: str | Path,
-    graph: OperatorGraph,
-    topology: Topology,
-    configurations: Mapping[str, Configuration],
-    arguments: Mapping[str, Any] | None = None,
-    record: Record = (None, None),
-) -> None:
-    """Write the strategy, with a pattern or the default for ops that are configured alike."""
-    content = data_of(graph, topology, configurations, arguments, record)
-    rows = content.pop("ops")
-    write_atomically(path, _lines({**content, "ops": {}}).removesuffix("{}\n}") + _lines(rows, "  ") + "\n}\n")
+def text_of(data: Mapping[str, Any]) -> str:
+    """What the file of a strategy says, with a line for each row."""
+    head = {**data, "ops": {}}
+    return _lines(head).removesuffix("{}\n}") + _lines(data["ops"], "  ") + "\n}\n"
 
 
 def data_of(
     graph: OperatorGraph,
     topology: Topology,
     configurations: Mapping[str, Configuration],
+    microbatches: int = 1,
     arguments: Mapping[str, Any] | None = None,
     record: Record = (None, None),
 ) -> dict[str, Any]:
-    """What the file of a strategy holds."""
+    """What the file of a strategy holds: a pattern or the default for ops that are configured alike."""
     default, rows = folded(graph, configurations)
     head = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology, arguments), **recorded(*record)}
-    shared = {} if default is None else {"default": _row(default)}
+    shared: dict[str, Any] = {"microbatches": microbatches} if microbatches > 1 else {}
+    shared |= {} if default is None else {"default": _row(default)}
     return {**head, **shared, "ops": {name: _row(configuration) for name, configuration in rows.items()}}
 
 
@@ -72,9 +67,9 @@ def _lines(data: dict[str, Any], margin: str = " ") -> str:
 
 def read(
     path: str | Path, graph: OperatorGraph, topology: Topology
-) -> tuple[dict[str, Configuration], tuple[str, ...], Record]:
-    """A configuration for every op, what differs from what the file was made for, and what was predicted and measured,
-    which is nothing where something differs. Raises StrategyError."""
+) -> tuple[dict[str, Configuration], int, tuple[str, ...], Record]:
+    """A configuration for every op, how many microbatches there are, what differs from what the file was made for, and
+    what was predicted and measured, which is nothing where something differs. Raises StrategyError."""
     data = _content(path)
     if not isinstance(rows := data.get("ops", {}), dict):
         raise StrategyError(f"{path}: 'ops' must be an object with a configuration for each op or pattern")
@@ -89,7 +84,7 @@ def read(
         why = f" ({'; '.join(notes)})" if notes else ""
         raise StrategyError(f"{path} does not apply: {error}{why}") from None
     record = (None, None) if notes else record_in(data, path)
-    return found, tuple(f"{path}: {note}; it still applies" for note in notes), record
+    return found, data.get("microbatches", 1), tuple(f"{path}: {note}; it still applies" for note in notes), record
 
 
 def arguments_in(path: str | Path) -> dict[str, Any]:
@@ -183,18 +178,18 @@ def _row(configuration: Configuration) -> dict[str, Any]:
     row: dict[str, Any] = {"degrees": dict(configuration.degrees), "devices": written(configuration.devices)}
     if configuration.shard != "none":
         row["shard"] = configuration.shard
-    return {**row, "recompute": True} if configuration.recompute else row
+    if configuration.recompute:
+        row["recompute"] = True
+    return {**row, "in_flight": configuration.in_flight} if configuration.in_flight else row
 
 
 def _configuration(path: str | Path, what: str, row: object) -> Configuration:
-    if not isinstance(row, dict) or not set(row) <= _ROW_KEYS or "devices" not in row:
+    if not isinstance(row, dict) or not set(row) <= set(_ROW_KEYS) or "devices" not in row:
         raise StrategyError(
-            f"{path}: {what} must have 'devices', may have 'degrees', 'shard' and 'recompute', and nothing else"
+            f"{path}: {what} must have 'devices', may have {', '.join(map(repr, _ROW_KEYS[1:]))}, and nothing else"
         )
     try:
-        return Configuration(
-            row.get("degrees", {}), _read(row["devices"]), row.get("shard", "none"), row.get("recompute", False)
-        )
+        return Configuration(**{**row, "devices": _read(row["devices"])})
     except StrategyError as error:
         raise StrategyError(f"{path}: {what}: {error}") from None
 

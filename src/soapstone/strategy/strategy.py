@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import StrategyError, meant
-from ..graph import OperatorGraph
+from ..errors import GraphError, StrategyError, meant
+from ..files import shortened, write_atomically
+from ..graph import OperatorGraph, microbatch
 from ..topology import Topology
 from .configuration import Configuration, Native
-from .file import data_of, read, write
+from .file import data_of, read, text_of
 from .measured import Measured
 from .patterns import assigned, folded
 
@@ -21,10 +22,17 @@ MOST_LINES = 40
 
 
 class Strategy(Mapping[str, Configuration]):
-    """A configuration for every op of one graph, on the devices of a topology. Raises StrategyError where one is
-    missing, unknown or illegal."""
+    """A configuration for every op of one graph, on the devices of a topology; the batch is cut into `microbatches`,
+    which pass through the ops one after the other. Raises StrategyError where a configuration is missing, unknown or
+    illegal, or the batch cannot be cut so."""
 
-    def __init__(self, graph: OperatorGraph, topology: Topology, configurations: Mapping[str, Configuration]) -> None:
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        topology: Topology,
+        configurations: Mapping[str, Configuration],
+        microbatches: int = 1,
+    ) -> None:
         names = [op.name for op in graph.ops]
         if not isinstance(configurations, Mapping):
             raise StrategyError("a strategy needs a mapping from op names to configurations")
@@ -36,9 +44,11 @@ class Strategy(Mapping[str, Configuration]):
                 raise StrategyError(f"the graph has no op {name!r}; {remedy}")
         if missing := [name for name in names if name not in configurations]:
             raise StrategyError(f"the strategy has no configuration for {', '.join(missing[:8])}; give every op one")
-        for op in graph.ops:
+        if type(microbatches) is not int or microbatches < 1:
+            raise StrategyError(f"microbatches must be a number from 1 up, not {shortened(microbatches)}")
+        self.graph, self.topology, self.microbatches = graph, topology, microbatches
+        for op in self.played.ops:
             configurations[op.name].check(op, topology.num_devices)
-        self.graph, self.topology = graph, topology
         self._configurations = {name: configurations[name] for name in names}
         self._settle_recompute()
         self._settle_shards()
@@ -62,7 +72,8 @@ class Strategy(Mapping[str, Configuration]):
         return name in self._configurations
 
     def __repr__(self) -> str:
-        return f"Strategy({len(self)} ops, {self.topology.num_devices} devices)"
+        cut = f", {self.microbatches} microbatches" if self.microbatches > 1 else ""
+        return f"Strategy({len(self)} ops, {self.topology.num_devices} devices{cut})"
 
     def __str__(self) -> str:
         """A line for ops that are configured alike and have like names."""
@@ -83,6 +94,14 @@ class Strategy(Mapping[str, Configuration]):
         return self.graph.fingerprint
 
     @cached_property
+    def played(self) -> OperatorGraph:
+        """The graph of one microbatch."""
+        try:
+            return microbatch(self.graph, self.microbatches)
+        except GraphError as error:
+            raise StrategyError(str(error)) from None
+
+    @cached_property
     def native(self) -> list[Native]:
         return [self[op.name].native(op) for op in self.graph.ops]
 
@@ -90,7 +109,7 @@ class Strategy(Mapping[str, Configuration]):
         """The same strategy but for some ops."""
         if not isinstance(changes, Mapping):
             raise StrategyError("replace takes a mapping from op names to configurations")
-        return Strategy(self.graph, self.topology, {**self._configurations, **changes})
+        return Strategy(self.graph, self.topology, {**self._configurations, **changes}, self.microbatches)
 
     def _settle_recompute(self) -> None:
         """Ops without a backward are not recomputed."""
@@ -129,19 +148,22 @@ class Strategy(Mapping[str, Configuration]):
 
     def to_data(self, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What `save` writes."""
-        return data_of(self.graph, self.topology, self, arguments, (self.predicted, self.measured))
+        return data_of(self.graph, self.topology, self, self.microbatches, arguments, (self.predicted, self.measured))
 
     def save(self, path: str | Path, arguments: Mapping[str, Any] | None = None) -> None:
         """Write the strategy as JSON that a person can read and change. `arguments` are what a command was asked for;
         others then know what it was made for."""
-        write(path, self.graph, self.topology, self, arguments, (self.predicted, self.measured))
+        write_atomically(path, text_of(self.to_data(arguments)))
 
     @classmethod
     def load(cls, path: str | Path, graph: OperatorGraph, topology: Topology) -> Strategy:
         """Read a strategy for this graph and topology. Where it was made for others and still applies, `notes` says
         what differs; where it does not apply, StrategyError does."""
-        configurations, notes, record = read(path, graph, topology)
-        strategy = cls(graph, topology, configurations)
+        configurations, microbatches, notes, record = read(path, graph, topology)
+        try:
+            strategy = cls(graph, topology, configurations, microbatches)
+        except StrategyError as error:
+            raise StrategyError(f"{path} does not apply: {error}") from None
         strategy.notes, (strategy.predicted, strategy.measured) = notes, record
         return strategy
 
