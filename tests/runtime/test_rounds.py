@@ -12,7 +12,7 @@ import torch
 
 import soapstone as ss
 from soapstone.runtime import ThreadTransport, plan
-from soapstone.runtime.ordering import Order, Ordering
+from soapstone.runtime.ordering import Node, Order, Ordering
 from soapstone.runtime.placement import Placement
 from soapstone.runtime.plan import Announce, Event, Plan, Round, Run
 from soapstone.runtime.rounds import cut_rounds
@@ -31,30 +31,30 @@ def planned(name: str, devices: int, seed: int) -> Plan:
     return Plan(simulation, simulation.order, devices)
 
 
-def node_of(found: Plan, event: Event) -> tuple[str, int]:
+def node_of(found: Plan, event: Event) -> Node:
     """What an event is a part of, on whatever device."""
     match event:
         case Run():
-            return "backward" if event.backward else "forward", event.segment
+            return "backward" if event.backward else "forward", event.segment, event.microbatch
         case Round():
-            return "round", event.number
+            return "round", event.number, 0
         case Announce():
-            return "loss", 0
-    return "row", event.row
+            return "loss", 0, 0
+    return "row", event.row, found.simulation.native.task(event.row).microbatch
 
 
-def merged(found: Plan, node: tuple[str, int]) -> tuple[str, int]:
+def merged(found: Plan, node: Node) -> Node:
     """The round of a message, or what else happens."""
-    what, index = node
-    return ("round", found.rounds[index]) if what == "row" and index in found.rounds else node
+    what, index, _ = node
+    return ("round", found.rounds[index], 0) if what == "row" and index in found.rounds else node
 
 
 def assert_no_round_waits_for_itself(found: Plan) -> None:
     """By all that waits for something: data, and a device's own program. A round counts as one thing here, so a path
     from one of its messages to another is a circle."""
-    ordering = Ordering(found.placement, found.segments, found.simulation.topology.num_devices)
+    ordering = Ordering(found.placement, found.segments, found.simulation.topology.num_devices, found.simulation.order)
     ordering.result()
-    waits: dict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
+    waits: dict[Node, set[Node]] = defaultdict(set)
     for node, before in ordering.after.items():
         waits[merged(found, node)].update(merged(found, other) for other in before)
     for device in range(found.simulation.topology.num_devices):

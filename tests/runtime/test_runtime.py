@@ -552,7 +552,7 @@ def test_counted_dropout_keeps_the_right_share() -> None:
     draws = CounterDraws(1, torch.device("cpu"))
     masks = []
     for _ in range(3):
-        draws.begin()
+        draws.begin(1)
         masks.append(draws.keep(place))  # type: ignore[arg-type]
     for mask in masks:
         assert abs(mask.double().mean().item() - 0.7) < 0.01

@@ -1,7 +1,7 @@
 """What a model computes, as plain values: no torch."""
 
 from .facts import Facts, op_bytes, scaled
-from .microbatch import microbatch
+from .microbatch import microbatch, reduction
 from .operator_graph import OperatorGraph
 from .ops import (
     ITEM_SIZES,
@@ -43,5 +43,6 @@ __all__ = [
     "extents_by_name",
     "microbatch",
     "op_bytes",
+    "reduction",
     "scaled",
 ]

@@ -44,6 +44,18 @@ def microbatch(graph: OperatorGraph, count: int) -> OperatorGraph:
     return graph if count == 1 else _Cut(graph, count).graph()
 
 
+def reduction(graph: OperatorGraph) -> str:
+    """How the losses of microbatches make the loss of a batch: by their "mean", or their "sum"."""
+    if all(axis is None for axis in graph.settings.batch_dims):
+        return "mean"
+    return "sum" if all(_adds(step) for step in _Cut(graph, 1).meetings()) else "mean"
+
+
+def _adds(step: Step) -> bool:
+    """Whether a step adds samples up, and does not take their mean."""
+    return step.kind == "sum" or step.args.get("reduction") == 2
+
+
 class _Cut:
     """First which axes, and which dims of steps, carry samples; then the graph with these cut."""
 
@@ -100,6 +112,13 @@ class _Cut:
         for value, axis, dim, inner, size in places:
             if dim in dims and size == step.dims[dim].size:
                 self._note(values[value], axis, Digits(dims[dim].inner * inner, dims[dim].size), op)
+
+    def meetings(self) -> Iterator[Step]:
+        """The steps in which samples become one number."""
+        for op, values, dims in zip(self._whole.ops, self._values, self._dims):
+            for step, carrying in zip(op.steps, dims):
+                if carrying and not any(values[output] for output in step.outputs):
+                    yield step
 
     # Cutting
 

@@ -38,11 +38,11 @@ def raise_any(transport: Transport, problems: list[Problem | None]) -> None:
 
 
 class Verdict:
-    """Whether every rank takes its batch, and the sum of the numbers that `check` gives, asked for in one small message
-    that is on its way while the first segment runs. Called, it waits for the sum, and raises on every rank where one
-    has refused."""
+    """Whether every rank takes its batch, and the sums of the numbers that `check` gives, so many of them, asked for in
+    one small message that is on its way while the first segment runs. Called, it waits for the sums, and raises on
+    every rank where one has refused."""
 
-    def __init__(self, transport: Transport, check: Callable[[], torch.Tensor | None]) -> None:
+    def __init__(self, transport: Transport, check: Callable[[], torch.Tensor | None], count: int = 1) -> None:
         self._transport, self._heard = transport, transport.size == 1
         self._problem: Problem | None = None
         self._sum: torch.Tensor | None = None
@@ -54,7 +54,7 @@ class Verdict:
                 raise
             self._problem = _told(error)
         if not self._heard:
-            self._answer = transport.poll(self._problem is not None, self._sum)
+            self._answer = transport.poll(self._problem is not None, self._sum, count)
         if self._problem is not None:
             self()
 

@@ -13,13 +13,15 @@ from ..parts import Range, ranges
 
 
 class BatchCheck:
-    """`slices` are what this rank reads of each tensor: a batch may also be just that."""
+    """`read` is what this rank reads of each tensor of a microbatch. A batch may also be just its `slices`: from what
+    it reads of the first microbatch to what it reads of the last."""
 
-    def __init__(self, graph: OperatorGraph, slices: Sequence[tuple[slice, ...]]) -> None:
+    def __init__(self, graph: OperatorGraph, read: Sequence[tuple[slice, ...]], microbatches: int = 1) -> None:
         self.expected = [graph.tensors[i] for i in graph.inputs]
-        self.slices = slices
-        self.local = [tuple(side.stop - side.start for side in sides) for sides in slices]
         self.batch_dims = graph.settings.batch_dims
+        self.read, self.microbatches = read, microbatches
+        self.slices = tuple(self._hull(number, sides) for number, sides in enumerate(read))
+        self.local = [tuple(side.stop - side.start for side in sides) for sides in self.slices]
         position = {tensor: n for n, tensor in enumerate(graph.inputs)}
         self.ranges = [(position[t], found) for op in graph.ops for t, found in ranges(op) if t in position]
 
@@ -32,12 +34,33 @@ class BatchCheck:
         for number, allowed in self.ranges:
             self._check_range(number, batch[number], allowed)
 
-    def cut(self, batch: Sequence[torch.Tensor], place: torch.device) -> list[torch.Tensor]:
-        """What this rank reads of a batch, where its tensors live; each an object of its own, without a history."""
-        return [
+    def _hull(self, number: int, sides: tuple[slice, ...]) -> tuple[slice, ...]:
+        axis = self.batch_dims[number] if number < len(self.batch_dims) else None
+        if axis is None or sides[axis].start == sides[axis].stop:
+            return sides
+        before = (self.microbatches - 1) * self._samples(number, axis)
+        return (*sides[:axis], slice(sides[axis].start, before + sides[axis].stop), *sides[axis + 1 :])
+
+    def _samples(self, number: int, axis: int) -> int:
+        """Of a microbatch."""
+        return self.expected[number].shape[axis] // self.microbatches
+
+    def cut(self, batch: Sequence[torch.Tensor], place: torch.device) -> list[list[torch.Tensor]]:
+        """What this rank reads of each microbatch, where its tensors live; each an object of its own, without a
+        history."""
+        own = [
             (given if tuple(given.shape) == local else given[sides]).detach().to(place)
             for given, sides, local in zip(batch, self.slices, self.local)
         ]
+        return [[self._of(microbatch, *given) for given in enumerate(own)] for microbatch in range(self.microbatches)]
+
+    def _of(self, microbatch: int, number: int, given: torch.Tensor) -> torch.Tensor:
+        axis = self.batch_dims[number] if number < len(self.batch_dims) else None
+        if axis is None or self.microbatches == 1:
+            return given if microbatch == 0 else given.detach()
+        side = self.read[number][axis]
+        size = side.stop - side.start
+        return given.narrow(axis, microbatch * self._samples(number, axis) if size else 0, size).contiguous()
 
     def _check_tensor(self, number: int, given: Any) -> None:
         tensor = self.expected[number]

@@ -7,6 +7,8 @@ Replay mode draws whole masks from torch's generator, call after call as eager P
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
 from ..graph import OperatorGraph
@@ -59,10 +61,10 @@ def elements(place: Place) -> torch.Tensor:
 
 class CounterDraws:
     def __init__(self, seed: int, place: torch.device) -> None:
-        self.seed, self.step, self.place = seed, 0, place
+        self.seed, self.step, self.microbatch, self.place = seed, 0, 0, place
         self._hashed: dict[int, tuple[Place, torch.Tensor]] = {}  # 32 bits of each element, which never change
 
-    def begin(self) -> None:
+    def begin(self, microbatches: int) -> None:
         self.step += 1
 
     def undo(self) -> None:
@@ -74,7 +76,7 @@ class CounterDraws:
         if id(place) not in self._hashed:
             own = _mix(elements(place) * _signed(_STEP) + _signed(self._key(draw)))
             self._hashed[id(place)] = (place, (own >> 32).to(torch.int32).to(self.place))
-        key = self._key(draw, self.step)
+        key = self._key(draw, self.step, *([self.microbatch] if self.microbatch else []))
         x = torch.mul(self._hashed[id(place)][1], _int32(key | 1)).add_(_int32(key >> 32))
         x.bitwise_xor_(x >> 16).mul_(_FACTOR)
         return x >= round(float(place.args["p"]) * 2**32) - 2**31
@@ -93,23 +95,25 @@ class ReplayDraws:
         self.generator = torch.Generator()
         self.generator.set_state(state)
         self._before = state
-        self.masks: dict[int, torch.Tensor] = {}
+        self.microbatch = 0
+        self.masks: dict[tuple[int, int], torch.Tensor] = {}  # by microbatch and draw
 
-    def begin(self) -> None:
+    def begin(self, microbatches: int) -> None:
         """Draw all masks of a step; torch draws none where all or nothing is kept."""
         self.masks, self._before = {}, self.generator.get_state()
-        for number, draw in enumerate(self.draws):
+        for microbatch, (number, draw) in product(range(microbatches), enumerate(self.draws)):
             if 0 < draw.p < 1:
                 mask = torch.empty([draw.shape[axis] for axis in draw.order], dtype=torch.bool)
                 mask.bernoulli_(1 - draw.p, generator=self.generator)
-                self.masks[number] = mask.permute([draw.order.index(axis) for axis in range(mask.ndim)])
+                axes = [draw.order.index(axis) for axis in range(mask.ndim)]
+                self.masks[microbatch, number] = mask.permute(axes)
 
     def undo(self) -> None:
         """The step that has begun is none."""
         self.generator.set_state(self._before)
 
     def keep(self, place: Place) -> torch.Tensor:
-        mask = self.masks[place.args["draw"]]
+        mask = self.masks[self.microbatch, place.args["draw"]]
         flat = [[n] for n in mask.shape]
         dims = [[place.step.dims[d].size for d in axis] for axis in place.step.writes[0]]
         box = [place.dims[d] for axis in place.step.writes[0] for d in axis]

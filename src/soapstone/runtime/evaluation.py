@@ -54,7 +54,7 @@ class Evaluation:
         self.stale = any(transport.exchange(bool(self._missing)))
         draws = CounterDraws(0, place)
         self._executor = Executor(plan, device, training.ranks, self._store, transport, draws, place, training=False)
-        self._check = BatchCheck(graph, self._executor.slices)
+        self._check = BatchCheck(graph, self._executor.read)
         open_connections(plan, training.ranks, transport)
 
     def _share_shards(self) -> None:
@@ -80,7 +80,7 @@ class Evaluation:
         agree(executor.transport, lambda: self._check(inputs))
         for number, shard in self._shared.items():  # as they are now: a user may have set .data
             self._store.shards[number].tensor = shard.tensor.detach()
-        found = evaluate(executor, self._check.cut(inputs, executor.place))
+        found = evaluate(executor, self._check.cut(inputs, executor.place)[0])
         return gathered(executor, graph.loss, found).to(executor.place)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from .draws import CounterDraws, ReplayDraws
 from .gradients import Readiness, gradient_users, synced_tensors
-from .keys import BatchInput, Key
+from .keys import BatchInput, Key, Window
 from .liveness import ended_sums, last_uses
 from .messages import Messages
 from .plan import Event, Plan, Run
@@ -22,6 +22,7 @@ from .transports import Transport
 from .updates import BufferUpdates
 from .weave import Weaver
 
+Values = dict[Key, torch.Tensor]
 Span = tuple[int, int, int]  # the number of an event, or WAIT, its start and its end (ns)
 WAIT = -1
 
@@ -35,6 +36,7 @@ class Executor:
         graphed: bool = False,
     ) -> None:  # fmt: skip
         self.plan, self.placement, self.graph = plan, plan.placement, plan.placement.graph
+        self.microbatches = plan.placement.microbatches
         self.device, self.ranks, self.store, self.transport, self.draws = device, ranks, store, transport, draws
         self.place = place
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
@@ -43,13 +45,13 @@ class Executor:
         self.talks = [i for i, event in enumerate(self.program) if not isinstance(event, Run)]
         self.loss_key = self.placement.home(self.graph.loss, 0)
         self.weaver = Weaver(plan.placement, device, store.shards, place)
-        self.slices = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
+        self.read = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
         self.segments = {
             number: RecordedSegment(segment, self.weaver, draws, compiled=compiled, graphed=graphed)
             for number, segment in enumerate(plan.segments)
             if segment.device == device
         }
-        self.shared = _shared_takes(self.segments)
+        self.shared = _shared_takes(self.segments, self.microbatches)
         self.last_uses = last_uses(self.program, plan.segments, self.placement.kept)
         self.ended_sums = ended_sums(self.program, plan.start, plan.end)
         self.messages = Messages(plan.placement, self.program, ranks, transport)
@@ -62,16 +64,17 @@ class Executor:
         self.weights = SharedWeights(store.sharded, plan.placement, plan.segments, self.program, stays=graphed)
         self._weighing = Weighing(self.weaver, draws)
 
-    def given(self, batch: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
-        """What is here when a step begins."""
-        found: dict[Key, torch.Tensor] = dict(zip(map(BatchInput, self.graph.inputs), batch))
-        found.update(self.weaver.windows.state().items())
-        return found
+    def given(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[Values]:
+        """What is here of each microbatch when a step begins."""
+        state: Values = dict(self.weaver.windows.state().items())
+        return [dict(zip(map(BatchInput, self.graph.inputs), batch)) | state for batch in batches]
 
     @torch.no_grad()
-    def weigh(self, given: Mapping[Key, torch.Tensor]) -> torch.Tensor | None:
-        """What this rank adds to the weight of a mean loss, where backward begins before the loss is whole."""
-        return self._weighing.run([given[key] for key in self._weighing.takes])
+    def weigh(self, given: Sequence[Values]) -> torch.Tensor | None:
+        """What this rank adds to the weight of a mean loss, by microbatch, where it must be known from the start."""
+        found = [self._weighing.run([values[key] for key in self._weighing.takes]) for values in given]
+        own = [weight for weight in found if weight is not None]
+        return torch.stack(own) if own else None
 
     def timed(self, number: int, act: Callable[..., None], *given: Any) -> None:
         start = perf_counter_ns()
@@ -80,7 +83,11 @@ class Executor:
             self.spans.append((number, start, perf_counter_ns()))
 
 
-def _shared_takes(segments: Mapping[int, RecordedSegment]) -> dict[int, list[Key]]:
-    """Of what each segment takes, that which others take, too, and add to the gradient of."""
+def _shared_takes(segments: Mapping[int, RecordedSegment], microbatches: int) -> dict[int, list[Key]]:
+    """Of what each segment takes, that which others take, too, or other microbatches, and add to the gradient of."""
     takers = Counter(key for segment in segments.values() for key in segment.takes)
-    return {number: [key for key in segment.takes if takers[key] > 1] for number, segment in segments.items()}
+
+    def is_shared(key: Key) -> bool:
+        return takers[key] > 1 or (microbatches > 1 and isinstance(key, Window))
+
+    return {number: [key for key in segment.takes if is_shared(key)] for number, segment in segments.items()}

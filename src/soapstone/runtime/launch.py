@@ -57,6 +57,8 @@ def parallelize(
         _check_arguments(work, graph, dropout, weights)
         if cuda_graphs and place.type != "cuda":
             raise RankError(f"CUDA graphs are for ranks on GPUs, but these are on {place}; leave them out")
+        if cuda_graphs and strategy.microbatches > 1:
+            raise RankError("a CUDA graph has room for one microbatch; leave out CUDA graphs, or microbatches")
         chosen = _ranks(topology, ranks, size)
         return simulate(graph, topology, strategy, training=training), chosen
 
@@ -70,7 +72,7 @@ def parallelize(
     def build() -> Parallel:
         values = materialised(work.model, seed) if is_meta(work.model) else state_of(work.model).items()
         store = Store(simulation, mine, values, place)
-        draws = CounterDraws(seed, place) if dropout == "counter" else ReplayDraws(graph, random_state, place)
+        draws = CounterDraws(seed, place) if dropout == "counter" else ReplayDraws(strategy.played, random_state, place)
         executor = Executor(plan, mine, chosen, store, transport, draws, place, compiled=compile, graphed=cuda_graphs)
         return Parallel(work, executor, store, transport)
 

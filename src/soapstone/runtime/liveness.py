@@ -7,18 +7,20 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from .keys import Key, Payload, Received, Share, State, Total, Update
-from .plan import Combine, Event, Round, Run, Sync
+from .plan import Combine, Event, Receive, Round, Run, Send, Sync
 from .segments import Segment
 
+Owned = tuple[int, Key]  # a microbatch, and something of it
 
-def last_uses(program: Sequence[Event], segments: Sequence[Segment], kept: Collection[Key]) -> dict[int, list[Key]]:
+
+def last_uses(program: Sequence[Event], segments: Sequence[Segment], kept: Collection[Key]) -> dict[int, list[Owned]]:
     """What goes after each event, by the event's number. Parameters and buffers, their next values and what is `kept`
     stay."""
-    last = {key: number for number, event in enumerate(program) for key in _used(event, segments)}
-    found: dict[int, list[Key]] = defaultdict(list)
-    for key, number in last.items():
+    last = {owned: number for number, event in enumerate(program) for owned in _used(event, segments)}
+    found: dict[int, list[Owned]] = defaultdict(list)
+    for (microbatch, key), number in last.items():
         if not isinstance(key, State | Update) and key not in kept:
-            found[number].append(key)
+            found[number].append((microbatch, key))
     return dict(found)
 
 
@@ -42,17 +44,19 @@ def ended_sums(
     return found
 
 
-def _used(event: Event, segments: Sequence[Segment]) -> Iterator[Key]:
+def _used(event: Event, segments: Sequence[Segment]) -> Iterator[Owned]:
     match event:
         case Run():
             segment = segments[event.segment]
-            yield from (*segment.takes, *segment.gives)
-            yield from (Total(key.op, key.group) for key in segment.gives if isinstance(key, Share))
+            totals = [Total(key.op, key.group) for key in segment.gives if isinstance(key, Share)]
+            yield from ((event.microbatch, key) for key in (*segment.takes, *segment.gives, *totals))
         case Round():
-            for flow in [send.flow for send in event.sends] + [receive.flow for receive in event.receives]:
-                yield from (Payload(flow), Received(flow))
+            messages: list[Send | Receive] = [*event.sends, *event.receives]
+            for message in messages:
+                yield message.microbatch, Payload(message.flow)
+                yield message.microbatch, Received(message.flow)
         case Combine():
-            yield Share(event.op, event.group)
-            yield Total(event.op, event.group)
+            yield event.microbatch, Share(event.op, event.group)
+            yield event.microbatch, Total(event.op, event.group)
         case _:
             pass

@@ -56,7 +56,8 @@ def first_difference(
         raise RankError("a check needs one rank for each device of the topology")
     one = Topology(strategy.topology.devices[:1], ())
     whole = Strategy(graph, one, {op.name: Configuration({}, (0,)) for op in graph.ops})
-    ours, theirs = _Forward(work, strategy, transport, place), _Forward(work, whole, alone(), place)
+    uncut = Strategy(graph, strategy.topology, dict(strategy))  # forward of all at once says the same
+    ours, theirs = _Forward(work, uncut, transport, place), _Forward(work, whole, alone(), place)
     ours.run(batch)
     theirs.run(batch)
     for op in graph.ops:
@@ -79,10 +80,10 @@ class _Forward:
         draws = CounterDraws(0, place)
         self._executor = Executor(plan, transport.rank, ranks, store, transport, draws, place, training=False)
         open_connections(plan, ranks, transport)
-        self._check = BatchCheck(strategy.graph, self._executor.slices)
+        self._check = BatchCheck(strategy.graph, self._executor.read)
 
     def run(self, batch: Sequence[torch.Tensor]) -> None:
-        self._kept = evaluate(self._executor, self._check.cut(batch, self._executor.place))
+        self._kept = evaluate(self._executor, self._check.cut(batch, self._executor.place)[0])
 
     def tensor(self, number: int) -> torch.Tensor:
         return gathered(self._executor, number, self._kept)

@@ -14,9 +14,8 @@ from .agreement import Verdict, agree, checksum
 from .batch import BatchCheck
 from .clipping import clip_grad_norm
 from .evaluation import Evaluation
-from .execute import Executor
+from .execute import Executor, Values
 from .iteration import train
-from .keys import Key
 from .records import Record, recorded
 from .store import Store
 from .transports import Transport
@@ -28,8 +27,8 @@ class Parallel:
 
     def __init__(self, work: Workload, executor: Executor, store: Store, transport: Transport) -> None:
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
-        self._graph = executor.graph
-        self._check = BatchCheck(executor.graph, executor.slices)
+        self._graph = executor.plan.simulation.graph
+        self._check = BatchCheck(self._graph, executor.read, executor.microbatches)
         self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
         self._first, self._accumulating = True, False
         self._idle = nn.Parameter(torch.empty(0, device=executor.place))
@@ -37,20 +36,20 @@ class Parallel:
     @property
     def slices(self) -> tuple[tuple[slice, ...], ...]:
         """What this rank reads of each tensor of the batch; a step takes whole tensors, or just these slices."""
-        return self._executor.slices
+        return self._check.slices
 
     def step(self, *batch: torch.Tensor, sync: bool = True) -> torch.Tensor:
         """Forward, backward and gradient sync. Every rank passes the batch, inputs then targets, whole or cut to its
         `slices`, and gets the same loss. Gradients of the step before are dropped, unless that was one with
         `sync=False`: then they are added to. Raises RankError on every rank where one rank's batch does not fit."""
-        given: dict[Key, torch.Tensor] = {}
+        given: list[Values] = []
 
         def check() -> torch.Tensor | None:
             self._check(batch)
-            given.update(self._executor.given(self._check.cut(batch, self._executor.place)))
+            given.extend(self._executor.given(self._check.cut(batch, self._executor.place)))
             return self._executor.weigh(given)
 
-        verdict = Verdict(self._transport, check)
+        verdict = Verdict(self._transport, check, self._executor.microbatches)
         if self._first:
             verdict()
             self._compare_first(batch)

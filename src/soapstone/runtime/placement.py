@@ -29,11 +29,16 @@ class Task:
 
 
 class Placement:
-    """Who reads and makes what, under a strategy."""
+    """Who reads and makes what of each microbatch, under a strategy; `order` has the rows of the first one, and those
+    that are for all."""
 
     def __init__(self, simulation: Simulation, order: Sequence[int], keep_all: bool = False) -> None:
         self.keep_all = keep_all
-        self.order, self.graph, self.native = order, simulation.graph, simulation.native
+        self.graph, self.native = simulation.played, simulation.native
+        self.microbatches = simulation.strategy.microbatches
+        self.joins = simulation.strategy.joins
+        self.in_flight = [count or self.microbatches for *_, count in simulation.strategy.native]
+        self.order = [row for row in order if self.native.task(row).first == row]
         self.degrees = [degrees for degrees, *_ in simulation.strategy.native]
         self.devices = [devices for _, devices, *_ in simulation.strategy.native]
         self.recompute = [again for *_, again, _ in simulation.strategy.native]
@@ -126,11 +131,14 @@ class Placement:
     def is_weighed(self) -> bool:
         """Whether backward can begin before a combined mean is whole: what it is divided by depends on nothing that
         ops make or training changes, and nothing comes after it."""
+        return self.has_own_gradient and self.has_early_weight and self.crosses(self.loss_op, 0)
+
+    @cached_property
+    def has_early_weight(self) -> bool:
+        """Whether the loss is a mean of which is known when a step begins what it is divided by."""
         op = self.graph.ops[self.loss_op]
         head = op.steps[op.head]
-        if not self.has_own_gradient or not op.finishes or head is not op.steps[-1]:
-            return False
-        if not COMBINED[head.kind].weighs or not self.crosses(self.loss_op, 0):
+        if not op.finishes or head is not op.steps[-1] or not COMBINED[head.kind].weighs:
             return False
         late = self._late_values(op)
         return not any(value in late for slot, value in zip(head.slots, head.inputs) if slot != "self")

@@ -25,6 +25,7 @@ class Run:
 
     segment: int
     backward: bool
+    microbatch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Send:
     flow: int
     target: int
     backward: bool
+    microbatch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Receive:
     flow: int
     source: int
     backward: bool
+    microbatch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Combine:
     group: int
     devices: tuple[int, ...]
     backward: bool
+    microbatch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +85,14 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Make parameter pieces whole on their holders, of each one's share."""
+    """Make parameter pieces whole on their holders, of each one's share; `first` is its row in the first microbatch."""
 
     row: int
     pieces: tuple[tuple[int, int], ...]
     devices: tuple[int, ...]
     backward: bool
+    first: int
+    microbatch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +121,15 @@ class Plan:
         self.simulation = simulation
         self.placement = Placement(simulation, rows, keep_all)
         self.segments = cut_segments(self.placement, most_bytes)
-        self.order = Ordering(self.placement, self.segments, num_ranks).result() if order is None else order
+        self.order = Ordering(self.placement, self.segments, num_ranks, rows).result() if order is None else order
 
     @cached_property
-    def starts(self) -> dict[tuple[int, int, bool, bool], float]:
-        """When compute tasks start in the simulation, in seconds, by (op, part, finish, backward)."""
+    def starts(self) -> dict[tuple[int, int, bool, bool, int], float]:
+        """When compute tasks start in the simulation, in seconds, by (op, part, finish, backward, microbatch)."""
         rows = self.simulation.tasks
-        tasks = ((row, self.simulation.native.task(int(row))) for row in self.placement.order)
+        tasks = ((row, self.simulation.native.task(row)) for row in range(len(rows)))
         return {
-            (t.op, t.part, t.finish, t.backward): float(rows[row]["start"]) * 1e-9
+            (t.op, t.part, t.finish, t.backward, t.microbatch): float(rows[row]["start"]) * 1e-9
             for row, t in tasks
             if t.kind in (FORWARD, BACKWARD)
         }
@@ -131,7 +137,7 @@ class Plan:
     def start(self, run: Run) -> float | None:
         """When a run starts in the simulation, in seconds; None where it only hands something on."""
         tasks = self.segments[run.segment].tasks  # of which some may have no backward
-        keys = ((task.op, task.part, task.finish, run.backward) for task in tasks)
+        keys = ((task.op, task.part, task.finish, run.backward, run.microbatch) for task in tasks)
         return min((self.starts[key] for key in keys if key in self.starts), default=None)
 
     def end(self, sync: Sync) -> float:
@@ -159,8 +165,8 @@ class Plan:
     def _grouped(self, device: int) -> Iterator[Event]:
         """A device's events, its messages of each round together."""
         messages: list[Send | Receive] = []
-        for what, index in self.order:
-            event = self._event(what, index, device)
+        for node in self.order:
+            event = self._event(*node, device)
             if messages and event is not None and self._ends_round(messages, event):
                 yield self._round(messages)
                 messages = []
@@ -181,30 +187,30 @@ class Plan:
         receives = tuple(message for message in messages if isinstance(message, Receive))
         return Round(self.rounds[messages[0].row], sends, receives)
 
-    def _event(self, what: str, index: int, device: int) -> Event | Send | Receive | None:
+    def _event(self, what: str, index: int, microbatch: int, device: int) -> Event | Send | Receive | None:
         if what == "loss":
             return Announce()
         if what != "row":
-            return Run(index, what == "backward") if self.segments[index].device == device else None
+            return Run(index, what == "backward", microbatch) if self.segments[index].device == device else None
         task = self.simulation.native.task(index)
         if device not in task.devices:
             return None
         if task.kind == COMBINE:
-            return Combine(index, task.op, task.part, tuple(task.devices), task.backward)
+            return Combine(index, task.op, task.part, tuple(task.devices), task.backward, microbatch)
         if task.kind == SYNC:
             return Sync(index, tuple(task.pieces), tuple(task.devices), task.is_half)
         if task.kind == GATHER:
-            return Gather(index, tuple(task.pieces), tuple(task.devices), task.backward)
+            return Gather(index, tuple(task.pieces), tuple(task.devices), task.backward, task.first, microbatch)
         source, target = task.devices
         if device == source:
-            return Send(index, task.flow, target, task.backward)
-        return Receive(index, task.flow, source, task.backward)
+            return Send(index, task.flow, target, task.backward, microbatch)
+        return Receive(index, task.flow, source, task.backward, microbatch)
 
     def pairs(self) -> set[tuple[int, int]]:
         """Every two devices that exchange messages."""
         return {
             (min(task.devices), max(task.devices))
-            for what, index in self.order
+            for what, index, _ in self.order
             if what == "row" and (task := self.simulation.native.task(index)).kind == TRANSFER
         }
 
@@ -212,7 +218,7 @@ class Plan:
         """Every set of devices that meets for an all-reduce, and the bytes that it sums."""
         found: dict[tuple[int, ...], int] = defaultdict(int)
         native = self.simulation.native
-        for what, index in self.order:
+        for what, index, _ in self.order:
             if what == "row" and (task := native.task(index)).kind != TRANSFER:
                 found[tuple(task.devices)] += task.bytes
         return dict(found)

@@ -22,8 +22,8 @@ def cut_rounds(order: Order, placement: Placement, segment_devices: Sequence[int
     number = 0
     talking: set[int] = set()  # devices with a message in this round
     past: set[int] = set()
-    flows: set[int] = set()
-    for what, index in order:
+    flows: set[tuple[int, int]] = set()
+    for what, index, microbatch in order:
         if what in ("forward", "backward"):
             past |= talking & {segment_devices[index]}
             continue
@@ -32,10 +32,10 @@ def cut_rounds(order: Order, placement: Placement, segment_devices: Sequence[int
             past |= set(task.devices) if past.union(talking).intersection(task.devices) else set()
             continue
         # All ranks hear of the loss. The gradient of a flow that nothing on its device needs waits for the flow alone.
-        if task is None or past.intersection(task.devices) or task.flow in flows:
+        if task is None or past.intersection(task.devices) or (task.flow, microbatch) in flows:
             number, talking, past, flows = number + 1, set(), set(), set()
         if task is not None:
             rounds[index] = number
             talking.update(task.devices)
-            flows.add(task.flow)
+            flows.add((task.flow, microbatch))
     return rounds

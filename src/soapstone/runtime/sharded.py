@@ -7,6 +7,7 @@ gather before it is used, and where only shares are kept, its memory is given ba
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -171,6 +172,10 @@ class GatheredBucket:
         self._pieces = [(sharded[tensor], piece) for tensor, piece in event.pieces]
         self.flat = torch.cat([each.own(piece) for each, piece in self._pieces]).to(dtype)
 
+    @property
+    def gathered(self) -> list[Sharded]:
+        return [each for each, _ in self._pieces]
+
     def take(self, pending: Pending) -> None:
         widths = [each.portions[piece].width for each, piece in self._pieces]
         for (each, piece), shares in zip(self._pieces, torch.split(pending(), widths, dim=1)):
@@ -206,9 +211,10 @@ class SharedWeights:
     ) -> None:
         self._sharded = sharded
         self._awaited: dict[tuple[int, bool], list[int]] = {}
-        self._released: dict[tuple[int, bool], list[Sharded]] = {}
-        self._pending: dict[int, tuple[GatheredBucket, Pending]] = {}
-        last: dict[tuple[int, bool], int] = {}  # by tensor and direction: the segment
+        self._released: dict[Run, list[Sharded]] = {}
+        self._pending: dict[tuple[int, int], tuple[GatheredBucket, Pending]] = {}  # by row and microbatch
+        self._users: dict[Sharded, set[tuple[int, bool]]] = defaultdict(set)  # by microbatch and direction
+        last: dict[tuple[int, bool, int], Run] = {}  # by tensor, direction and microbatch
         for event in program:
             if not isinstance(event, Run):
                 continue
@@ -217,27 +223,32 @@ class SharedWeights:
             self._awaited[event.segment, event.backward] = again if event.backward else rows
             for row in rows:
                 for tensor, _ in placement.native.task(row).pieces:
-                    last[tensor, event.backward] = event.segment
-        for (tensor, backward), segment in () if stays else last.items():
-            self._released.setdefault((segment, backward), []).append(sharded[tensor])
+                    last[tensor, event.backward, event.microbatch] = event
+        for (tensor, *_), event in () if stays else last.items():
+            self._released.setdefault(event, []).append(sharded[tensor])
 
     def begin_step(self) -> None:
         self._pending.clear()  # what nobody waited for
+        self._users.clear()
         for each in self._sharded.values():
             each.begin_step()
 
     def begin(self, event: Gather, bucket: GatheredBucket, pending: Pending) -> None:
         """A gather is on its way."""
-        self._pending[event.row] = bucket, pending
+        self._pending[event.first, event.microbatch] = bucket, pending
 
-    def take(self, segment: int, *, backward: bool) -> None:
+    def take(self, segment: int, microbatch: int, *, backward: bool) -> None:
         """Wait for what a segment reads."""
         for row in self._awaited[segment, backward]:
-            if row in self._pending:
-                bucket, pending = self._pending.pop(row)
+            if (row, microbatch) in self._pending:
+                bucket, pending = self._pending.pop((row, microbatch))
                 bucket.take(pending)
+                for each in bucket.gathered:
+                    self._users[each].add((microbatch, backward))
 
-    def release(self, segment: int, *, backward: bool) -> None:
-        """What no later segment of this direction reads."""
-        for each in self._released.get((segment, backward), ()):
-            each.release()
+    def release(self, segment: int, microbatch: int, *, backward: bool) -> None:
+        """What no later segment of this direction reads, and no other microbatch."""
+        for each in self._released.get(Run(segment, backward, microbatch), ()):
+            self._users[each].discard((microbatch, backward))
+            if not self._users[each]:
+                each.release()

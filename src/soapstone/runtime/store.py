@@ -46,7 +46,7 @@ class Store:
     def __init__(
         self, simulation: Simulation, device: int, state: Iterable[tuple[str, torch.Tensor]], place: torch.device
     ) -> None:
-        self.graph: OperatorGraph = simulation.graph
+        self.graph: OperatorGraph = simulation.played
         self.device = device
         native = simulation.native
         known = {tensor.name: i for i, tensor in enumerate(self.graph.tensors) if tensor.source in STORED}
@@ -152,10 +152,10 @@ class Store:
         shard = self.shards[i]
         return list(box) == list(shard.box) and dims == [list(axis) for axis in shard.dims]
 
-    def update(self, i: int, box: Box, dims: list[list[int]], values: torch.Tensor) -> None:
-        """Set a box of a buffer."""
+    def update(self, i: int, local: torch.Tensor, box: Box, dims: list[list[int]], values: torch.Tensor) -> None:
+        """Set a box of a buffer, in this rank's shard or a copy of it."""
         shard = self.shards[i]
         for piece in _core.project(list(box), dims, shard.dims):
-            shard.window(shard.tensor, piece).copy_(
+            shard.window(local, piece).copy_(
                 reframe(values, box, dims, piece, shard.dims).reshape([hi - lo for lo, hi in piece])
             )

@@ -38,15 +38,16 @@ class BufferUpdates:
                     target = _Target(box, dims, store.is_whole(operand.tensor, box, dims))
                     self._targets[Update(operand.tensor, part)] = target
 
-    def apply(self, values: Mapping[Update, torch.Tensor]) -> None:
-        """Set parts' boxes of buffers to their next values."""
+    def apply(self, values: Mapping[Update, torch.Tensor], to: Mapping[int, torch.Tensor] | None = None) -> None:
+        """Set parts' boxes of buffers to their next values: in this rank's shards, or in copies of them."""
+        local = {key.tensor: self._store.shards[key.tensor].tensor for key in values} if to is None else to
         whole: list[Update] = []
         for key, value in values.items():
             target = self._targets[key]
             if target.is_whole:
                 whole.append(key)
             else:
-                self._store.update(key.tensor, target.box, target.dims, value)
+                self._store.update(key.tensor, local[key.tensor], target.box, target.dims, value)
         if whole:
-            shards = [self._store.shards[key.tensor].tensor for key in whole]
+            shards = [local[key.tensor] for key in whole]
             torch._foreach_copy_(shards, [values[key].view(shard.shape) for key, shard in zip(whole, shards)])

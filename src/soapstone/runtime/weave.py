@@ -86,7 +86,8 @@ class Weaver:
     def weighing(self) -> Segment:
         """The device's parts of a mean whose weight is known when a step begins, and what it takes to tell it."""
         placement, device = self.placement, self.device
-        own = placement.tasks.get(device, ()) if placement.is_weighed else ()
+        wanted = placement.is_weighed or (placement.microbatches > 1 and placement.has_early_weight)
+        own = placement.tasks.get(device, ()) if wanted else ()
         tasks = [task for task in own if task.op == placement.loss_op and not task.finish]
         reads = dict.fromkeys(key for task in tasks for key in placement.reads(task, device))
         return Segment(device, tasks, [key for key in reads if isinstance(key, BatchInput | State)])

@@ -76,6 +76,20 @@ class Windows:
                 found[key] = shard.window(whole.detach(), box).requires_grad_(shard.tensor.requires_grad)
         return found
 
+    def changing(self, keys: Iterable[Key]) -> dict[int, torch.Tensor]:
+        """Copies of the buffers among these that a step changes."""
+        tensors = {key.tensor for key in keys if isinstance(key, Window)} & self._lent.keys()
+        return {tensor: self._shards[tensor].tensor.clone() for tensor in tensors}
+
+    def of_copies(self, keys: Iterable[Key], copies: Mapping[int, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """Windows of copies of buffers, in memory of their own."""
+        found: dict[Key, torch.Tensor] = {}
+        for key in keys:
+            if isinstance(key, Window) and key.tensor in copies:
+                box = self._boxes[key.tensor][key.window]
+                found[key] = self._shards[key.tensor].window(copies[key.tensor], box).clone()
+        return found
+
     def gather(self, tensor: int, values: Mapping[Key, torch.Tensor]) -> None:
         """Add the gradients of a shard's windows to the shard's own."""
         shard = self._shards[tensor]

@@ -48,6 +48,11 @@ class Simulation:
         return rows
 
     @property
+    def played(self) -> OperatorGraph:
+        """The graph of one microbatch, which the tasks are of."""
+        return self.strategy.played
+
+    @property
     def makespan_ns(self) -> int:
         return self.timeline.makespan
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import GraphError, StrategyError, meant
 from ..files import shortened, write_atomically
-from ..graph import OperatorGraph, microbatch
+from ..graph import OperatorGraph, microbatch, reduction
 from ..topology import Topology
 from .configuration import Configuration, Native
 from .file import data_of, read, text_of
@@ -100,6 +100,11 @@ class Strategy(Mapping[str, Configuration]):
             return microbatch(self.graph, self.microbatches)
         except GraphError as error:
             raise StrategyError(str(error)) from None
+
+    @cached_property
+    def joins(self) -> str:
+        """How losses of microbatches make the loss of a batch: "mean" or "sum"."""
+        return reduction(self.graph) if self.microbatches > 1 else "mean"
 
     @cached_property
     def native(self) -> list[Native]:

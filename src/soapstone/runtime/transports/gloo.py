@@ -128,14 +128,19 @@ class GlooTransport:
         self._sent += [(given[other], dist.isend(given[other], other, tag=row)) for other in others]
         return works
 
-    def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
-        numbers = torch.tensor([float(refused), 0 if weight is None else float(weight)], dtype=torch.float64)
+    def poll(
+        self, refused: bool, weights: torch.Tensor | None, count: int
+    ) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+        numbers = torch.zeros(1 + count, dtype=torch.float64)
+        numbers[0] = float(refused)
+        if weights is not None:
+            numbers[1:] = weights
         everyone = tuple(range(self.size))
         work = self.groups[everyone].allreduce([numbers])
 
         def answer() -> tuple[bool, torch.Tensor | None]:
-            refusals, total = self._wait(work, numbers).unbind()
-            return bool(refusals), self._back(total)
+            found = self._wait(work, numbers)
+            return bool(found[0]), self._back(found[1:])
 
         return answer
 

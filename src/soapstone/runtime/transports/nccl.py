@@ -125,11 +125,13 @@ class NcclTransport:
         ops += [dist.P2POp(dist.irecv, taken[other], self._peer(other)) for other in others]
         return self._issue(ops)
 
-    def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+    def poll(
+        self, refused: bool, weights: torch.Tensor | None, count: int
+    ) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         refusals = torch.tensor([int(refused)])
         work = self._host.allreduce([refusals])
-        weight = torch.zeros((), device=self.place) if weight is None else weight
-        total = self.all_reduce(Row.WEIGHT, weight.double(), self._everyone)
+        weights = torch.zeros(count, device=self.place) if weights is None else weights
+        total = self.all_reduce(Row.WEIGHT, weights.double(), self._everyone)
 
         def answer() -> tuple[bool, torch.Tensor | None]:
             self._watch.raise_if_lost()

@@ -71,9 +71,11 @@ class Transport(Protocol):
         """The tensors of these ranks, a row for each; all are equally long."""
         ...
 
-    def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
-        """Ask all ranks two things when a step begins: does any refuse its batch, and what do their weights sum to?
-        The answer is on its way while the first segment runs."""
+    def poll(
+        self, refused: bool, weights: torch.Tensor | None, count: int
+    ) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+        """Ask all ranks two things when a step begins: does any refuse its batch, and what do their weights, so many
+        each, sum to? The answer is on its way while the first segment runs."""
         ...
 
     def finish(self) -> None:

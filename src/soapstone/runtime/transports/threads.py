@@ -137,12 +137,14 @@ class ThreadTransport:
         found = torch.stack(self._meet(ranks, row, tensor.detach().clone()))
         return lambda: found
 
-    def poll(self, refused: bool, weight: torch.Tensor | None) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+    def poll(
+        self, refused: bool, weights: torch.Tensor | None, count: int
+    ) -> Callable[[], tuple[bool, torch.Tensor | None]]:
         if self.size == 1:
-            return lambda: (refused, weight)
-        found = self._meet(tuple(range(self.size)), Row.WEIGHT, (refused, weight))
-        weights = [weight.double() for _, weight in found if weight is not None]
-        total = torch.stack(weights).sum() if weights else None
+            return lambda: (refused, weights)
+        found = self._meet(tuple(range(self.size)), Row.WEIGHT, (refused, weights))
+        given = [weights.double() for _, weights in found if weights is not None]
+        total = torch.stack(given).sum(0) if given else None
         return lambda: (any(refused for refused, _ in found), total)
 
     def finish(self) -> None:
