@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -83,20 +84,28 @@ def strategies_of(graph: ss.OperatorGraph, topology: ss.Topology, training: ss.T
     return found
 
 
-def predictions(graph: ss.OperatorGraph, topology: ss.Topology, folder: Path, place: torch.device) -> dict[str, Row]:
+Choose = Callable[[ss.OperatorGraph, ss.Topology, ss.Training], dict[str, ss.Strategy]]
+
+
+def predictions(
+    choose: Choose, graph: ss.OperatorGraph, topology: ss.Topology, folder: Path, place: torch.device
+) -> dict[str, Row]:
     """Leave the strategies in a folder, and return what they are predicted to take."""
     beside = topology.num_devices - 1 if place.type == "cpu" else 0
     training = ss.Training(ss.MeasuredCosts(place.type, beside=beside), "sgd")
     found = {}
-    for name, strategy in strategies_of(graph, topology, training).items():
+    for name, strategy in choose(graph, topology, training).items():
         strategy.save(folder / f"{name}.json")
         sim = ss.simulate(graph, topology, strategy, training=training)
         found[name] = Row(name, sim.makespan, max(breakdown_of(sim).compute) * 1e-9)
     return found
 
 
-def compare(make: Make, topology: ss.Topology, transport: Transport, place: torch.device) -> list[Row]:
-    """On every rank; rank 0 predicts, and the others hear of it."""
+def compare(
+    make: Make, topology: ss.Topology, transport: Transport, place: torch.device, choose: Choose = strategies_of,
+    checked: Sequence[str] = ("model", "searched"),
+) -> list[Row]:  # fmt: skip
+    """On every rank; rank 0 predicts, and the others hear of it. On GPUs some are held against one device first."""
 
     def made() -> ss.Workload:
         torch.manual_seed(0)  # alike on all ranks
@@ -107,7 +116,7 @@ def compare(make: Make, topology: ss.Topology, transport: Transport, place: torc
         folder = Path(name)
         told = None
         if transport.rank == 0:
-            rows = predictions(graph, topology, folder, place)
+            rows = predictions(choose, graph, topology, folder, place)
             told = {name: (row, (folder / f"{name}.json").read_text()) for name, row in rows.items()}
         told = transport.exchange(told)[0]
         strategies = {}
@@ -115,7 +124,7 @@ def compare(make: Make, topology: ss.Topology, transport: Transport, place: torc
             (folder / f"{name}.json").write_text(text)
             strategies[name] = ss.Strategy.load(folder / f"{name}.json", graph, topology)
     if place.type == "cuda":  # a search may have chosen what a step of cuDNN's with fewer digits would hide
-        for name in ("model", "searched"):
+        for name in checked:
             sentence = check(made(), graph, strategies[name], transport=transport, place=place, seed=0)
             if transport.rank == 0:
                 print(f"{name}: {sentence}", flush=True)

@@ -75,7 +75,7 @@ def check(
     worst = max(errors, key=lambda name: errors[name] / allowed[name])
     losses = max(errors[name] for name in errors if name.startswith("loss"))
     most = max(errors, key=lambda name: errors[name])
-    reference = "one device" if _plain_says_the_same(graph, place) else "the same graph on one device"
+    reference = "one device" if _plain_says_the_same(graph, strategy, place) else "the same graph on one device"
     found = (
         f"Checked {STEPS} steps against {reference}: losses differ by at most {losses:.1e}, gradients and weights by "
     )
@@ -107,7 +107,7 @@ class _Ranks:
 
     def errors(self, work: Workload, graph: OperatorGraph, strategy: Strategy) -> dict[str, float]:
         """How far each loss, gradient and weight lies from one device's."""
-        plain = _plain_says_the_same(graph, self.place)
+        plain = _plain_says_the_same(graph, strategy, self.place)
         running = self.running | {"dropout": "replay" if plain else "counter", "device": self.place}
         torch.manual_seed(self.seed)
         wanted = _plain(work, _amp_of(graph)) if plain else _one_device(work, graph, strategy, running)
@@ -129,14 +129,18 @@ def _exact_error(ranks: _Ranks, work: Workload, graph: OperatorGraph, strategy: 
     settings = graph.settings
     exact = replace(work, model=deepcopy(work.model)).to("float64")
     found = capture(exact, batch_dim=settings.batch_dims, batch_norm=settings.batch_norm, chunk=settings.chunk)
-    same = Strategy(found, strategy.topology, {op.name: strategy[op.name] for op in found.ops})
+    chosen = {op.name: strategy[op.name] for op in found.ops}
+    same = Strategy(found, strategy.topology, chosen, strategy.microbatches)
     return max(ranks.errors(exact, found, same).values())
 
 
-def _plain_says_the_same(graph: OperatorGraph, place: torch.device) -> bool:
+def _plain_says_the_same(graph: OperatorGraph, strategy: Strategy, place: torch.device) -> bool:
     """Whether plain PyTorch on one device computes what the graph does. A GPU's own dropout masks cannot be drawn
-    again, local batch norm takes the statistics of parts, and autocast follows the device that it names."""
+    again, nor those of microbatches; local batch norm takes the statistics of parts, any of microbatches; and autocast
+    follows the device that it names."""
     amp = graph.settings.amp
+    if strategy.microbatches > 1 and (graph.draws or any(op.updates for op in graph.ops)):
+        return False
     return not (
         (graph.draws and place.type == "cuda")
         or graph.settings.batch_norm == "local"
@@ -211,7 +215,7 @@ def _one_device(work: Workload, graph: OperatorGraph, strategy: Strategy, runnin
             return Configuration({}, (0,))
         return Configuration(strategy[name].degrees, (0,) * len(strategy[name].devices))
 
-    whole = Strategy(graph, one, {op.name: configured(op.name) for op in graph.ops})
+    whole = Strategy(graph, one, {op.name: configured(op.name) for op in graph.ops}, strategy.microbatches)
     running = running | {"compile": False, "cuda_graphs": False}
     return _trained(parallelize(work, graph, one, whole, transport=alone(), **running), work)
 

@@ -43,7 +43,7 @@ class Microbatch:
     def loss(self) -> torch.Tensor:
         """What it adds to the loss, on a device that has it."""
         found = self._value(self._executor.loss_key).detach()
-        return found.clone() if self._placement.microbatches == 1 else found * self._shares.of(self.number)
+        return found.clone() if self._placement.microbatches == 1 else found * self._shares.of(self.number, found)
 
     # Segments
 
@@ -101,7 +101,7 @@ class Microbatch:
         loss = self.values[self._executor.loss_key]
         begins = self._placement.has_own_gradient or self._executor.device == self._placement.loss_holder
         if loss.requires_grad and begins:
-            loss.grad = torch.ones_like(loss) * self._shares.of(self.number)
+            loss.grad = self._shares.of(self.number, loss)
 
     def backward(self, number: int) -> None:
         executor, segment, outputs = self._executor, self._executor.segments[number], self._outputs.pop(number)
@@ -125,7 +125,7 @@ class Microbatch:
     def _loss_gradient(self, share: Share) -> torch.Tensor | None:
         """Of a device's share in the loss: what its own finish says, or one where the shares' sum is the loss."""
         if not self._graph.ops[share.op].finishes:
-            return torch.ones_like(self.values[share]) * self._shares.of(self.number)
+            return self._shares.of(self.number, self.values[share])
         if not self._placement.is_weighed:
             return self.values[Total(share.op, share.group)].grad
         value = self.values[share]

@@ -17,7 +17,14 @@ class Shares:
     def __init__(self, placement: Placement, agreed: Agreed) -> None:
         self._placement, self._agreed = placement, agreed
 
-    def of(self, microbatch: int) -> torch.Tensor | float:
+    def of(self, microbatch: int, like: torch.Tensor) -> torch.Tensor:
+        """The share, as a tensor like another one."""
+        share = self._share(microbatch)
+        if isinstance(share, float):
+            return torch.full_like(like, share)
+        return share.to(like).expand(like.shape)
+
+    def _share(self, microbatch: int) -> torch.Tensor | float:
         """All of it in a sum, in a mean what it has of the weight."""
         count = self._placement.microbatches
         if count == 1 or self._placement.joins == "sum":

@@ -68,6 +68,13 @@ class Strategy(Mapping[str, Configuration]):
     def __len__(self) -> int:
         return len(self._configurations)
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Strategy) and other.microbatches != self.microbatches:
+            return False
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __contains__(self, name: object) -> bool:
         return name in self._configurations
 

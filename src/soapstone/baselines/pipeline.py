@@ -1,0 +1,98 @@
+"""Stages one after the other, with microbatches between them: 1F1B (Narayanan et al., 2019), and inside of a stage data
+and tensor parallelism, as in Megatron-LM (Narayanan et al., 2021)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import accumulate
+
+from ..errors import StrategyError
+from ..graph import OperatorGraph
+from ..strategy import Configuration, Strategy
+from ..topology import Topology
+from .checkpoints import with_model_checkpoints
+from .expert import tensor_parallel
+from .simple import data_parallel, weighty_layers
+
+NEAR = 0.25  # of a stage's work: how far a cut may lie from where stages would have the same
+USUAL = 4  # microbatches for each stage
+
+
+@with_model_checkpoints
+def pipeline(graph: OperatorGraph, topology: Topology) -> Strategy:
+    """A stage for each device, or for each few that share its samples where there are more devices than layers."""
+    stages = most_stages(graph, topology)
+    counts = microbatch_counts(graph, stages, topology.num_devices // stages)
+    return grid(graph, topology, (topology.num_devices // stages, 1, stages), counts[-1] if counts else 1)
+
+
+def most_stages(graph: OperatorGraph, topology: Topology) -> int:
+    """Of equally many devices, each with a layer that has parameters at least."""
+    layers, count = len(weighty_layers(graph)), topology.num_devices
+    return max(stages for stages in range(1, count + 1) if count % stages == 0 and stages <= max(layers, 1))
+
+
+def microbatch_counts(graph: OperatorGraph, stages: int, replicas: int) -> list[int]:
+    """Numbers of microbatches to choose from: up to so many times the stages, of at least a sample for each replica."""
+    samples = _samples(graph)
+    most = min(USUAL * stages, samples // replicas)
+    return [count for count in range(1, most + 1) if samples % count == 0 and (count == 1 or count * 2 >= stages)]
+
+
+def _samples(graph: OperatorGraph) -> int:
+    axes = zip(graph.inputs, graph.settings.batch_dims)
+    return min((graph.tensors[tensor].shape[axis] for tensor, axis in axes if axis is not None), default=1)
+
+
+def grid(graph: OperatorGraph, topology: Topology, sizes: tuple[int, int, int], microbatches: int) -> Strategy:
+    """Replicas x tensor parallelism x stages: devices next to one another share products, then samples, and a stage
+    comes after the other. Raises StrategyError where these are not all devices, or the batch cannot be cut so."""
+    replicas, width, stages = sizes
+    if replicas * width * stages != topology.num_devices:
+        product = f"{replicas} x {width} x {stages}"
+        raise StrategyError(f"{product} are not the {topology.num_devices} devices of the topology; use all of them")
+    each = replicas * width
+    played = Strategy(graph, topology, dict.fromkeys([op.name for op in graph.ops], Configuration()), microbatches)
+    inside = Topology.parse(f"cpu:{replicas}x{width}")  # baselines ask no more of a topology
+    made = tensor_parallel(played.played, inside, width) if width > 1 else data_parallel(played.played, inside)
+    found = {}
+    for op, stage in zip(graph.ops, stages_of(graph, stages)):
+        devices = tuple(stage * each + device for device in made[op.name].devices)
+        in_flight = stages - stage if microbatches > 1 else None
+        found[op.name] = replace(made[op.name], devices=devices, in_flight=in_flight)
+    return Strategy(graph, topology, found, microbatches)
+
+
+def named(text: str, graph: OperatorGraph, topology: Topology) -> Strategy | None:
+    """The grid that a name such as "dp2-tp4-pp2-m16" says; None where it is no such name. Raises StrategyError."""
+    found = re.fullmatch(r"(?:(?:dp|tp|pp|m)[1-9]\d{0,5}(?:-|$))+", text)
+    if found is None or text.endswith("-"):
+        return None
+    parts = dict(re.findall(r"(dp|tp|pp|m)(\d+)", text))
+    sizes = (int(parts.get("dp", 1)), int(parts.get("tp", 1)), int(parts.get("pp", 1)))
+    return grid(graph, topology, sizes, int(parts.get("m", 1)))
+
+
+def stages_of(graph: OperatorGraph, count: int) -> list[int]:
+    """The stage of each op: cut where stages have about the same work, and where few bytes pass."""
+    work = list(accumulate(max(op.flops, 1) for op in graph.ops))
+    passing = _passing(graph)
+    cuts: list[int] = []
+    for stage in range(1, count):
+        wanted, margin = work[-1] * stage / count, NEAR * work[-1] / count
+        near = [i for i, done in enumerate(work[:-1]) if abs(done - wanted) <= margin and i > max(cuts, default=-1)]
+        nearest = [min(range(len(work)), key=lambda i: abs(work[i] - wanted))]
+        cuts.append(min(near or nearest, key=lambda i: (passing[i], abs(work[i] - wanted))))
+    return [sum(cut < i for cut in cuts) for i in range(len(graph.ops))]
+
+
+def _passing(graph: OperatorGraph) -> list[int]:
+    """Bytes that are made up to each op and read after it."""
+    last = {operand.tensor: i for i, op in enumerate(graph.ops) for operand in op.inputs}
+    change = [0] * (len(graph.ops) + 1)
+    for tensor, maker in graph.producer.items():
+        if last.get(tensor, -1) > maker:
+            change[maker] += graph.tensors[tensor].bytes
+            change[last[tensor]] -= graph.tensors[tensor].bytes
+    return list(accumulate(change))
