@@ -17,9 +17,10 @@ import torch
 import soapstone as ss
 from soapstone.runtime import Transport
 from soapstone.runtime.transports import joined
+from tests.support.microbatches import counts_of, microbatched, train_accumulating
 from tests.support.models import CASES
-from tests.support.sharding import sharded
-from tests.support.training import SEED, Record, assert_same, train_rank
+from tests.support.sharding import recomputed, sharded
+from tests.support.training import SEED, STEPS, Batches, Record, assert_same, train_rank
 
 from .models import MODELS, batches
 
@@ -68,6 +69,21 @@ def check_clipping_and_evaluation(name: str, transport: Transport, place: torch.
     torch.testing.assert_close(parallel.evaluate(*batch[:1]).cpu(), output, rtol=1e-9, atol=1e-12)
 
 
+def check_microbatches(name: str, transport: Transport, place: torch.device) -> None:
+    """Microbatches under a random strategy, sharded and recomputed, against slice after slice on the CPU."""
+    graph, topology, given = captured(name), ss.Topology.parse(f"h200:1x{transport.size}"), CASES[name].batches(STEPS)
+    count = counts_of(graph)[-1]
+    strategy = recomputed(sharded(microbatched(graph, topology, count, transport.size), 1), 1)
+    wanted = train_accumulating(CASES[name].workload(), graph, given, count)
+    torch.manual_seed(SEED)
+    found = train_rank(MODELS[name]().on(place), graph, strategy, transport, batches_on(given, place))
+    assert_same(on_cpu(found), wanted)
+
+
+def batches_on(given: Batches, place: torch.device) -> Batches:
+    return [tuple(tensor.to(place) for tensor in batch) for batch in given]
+
+
 def on_cpu(record: Record) -> Record:
     losses, state = [loss.cpu() for loss in record.losses], {n: t.cpu() for n, t in record.state.items()}
     return Record(losses, [{n: t.cpu() for n, t in step.items()} for step in record.gradients], state)
@@ -92,6 +108,7 @@ def main(folder: Path, seeds: int) -> None:
 
         for name in CASES:
             note(f"{name} clipped", check_clipping_and_evaluation, name, transport, place)
+            note(f"{name} microbatches", check_microbatches, name, transport, place)
             note(f"{name} graphed", check, name, 1, transport, place, wanted[name], True)
             note(f"{name} graphed whole", check, name, None, transport, place, wanted[name], True)
         for name in MODELS:
