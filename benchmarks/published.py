@@ -1,8 +1,8 @@
 """Language models as others trained them, predicted from model, plan and cluster alone.
 
 Megatron-LM (arXiv 2104.04473, table 1): GPTs in float16 on A100s, all recomputed, without flash attention; the batch is
-cut into microbatches of a size that is not given, so the best of a few is taken. They are added up here: a microbatch
-on one group of tensor-parallel devices, as often as there are, and what the last one's sums take longer.
+cut into microbatches of a size that is not given, so the best of a few is taken. One of the replicas is simulated with
+all of its microbatches, and what sums over all replicas take longer is added from an iteration with one.
 torchtitan (its benchmark pages): Llama 3.1 in bfloat16, 8,192 tokens a sample, FSDP2 and tensor parallelism, on H100s
 with 2.4 TB/s and a limit of 500 W (`h100_500w` in costs/devices.yaml).
 
@@ -21,7 +21,7 @@ from rich.table import Table
 import soapstone as ss
 from soapstone import cache
 from soapstone.baselines.expert import tensor_parallel
-from soapstone.graph import Op
+from soapstone.graph import Op, microbatch
 from soapstone.loading import Request, load_graph, without_numbers
 from soapstone.strategy import Configuration
 from soapstone.zoo.catalogue import Size
@@ -37,6 +37,7 @@ class Gpt:
     width: int
     heads: int
     tensor: int
+    stages: int
     devices: int
     batch: int
     published: float  # Tflop/s a device, recomputation counted
@@ -48,25 +49,28 @@ class Gpt:
         return 96 * self.batch * s * l * h**2 * (1 + s / (6 * h) + VOCABULARY / (16 * l * h))
 
     @property
-    def groups(self) -> int:
-        return self.devices // self.tensor
+    def replicas(self) -> int:
+        return self.devices // (self.tensor * self.stages)
 
     def predicted(self) -> float:
-        return max(self._with_microbatches(size) for size in MICROBATCHES if self.batch % (self.groups * size) == 0)
+        return max(self._of_size(size) for size in MICROBATCHES if self.batch % (self.replicas * size) == 0)
 
-    def _with_microbatches(self, size: int) -> float:
-        count = self.batch // (self.groups * size)
-        alone = self._simulated(f"a100:1x{self.tensor}", size, "sgd")
-        last = self._simulated(f"a100:{self.devices // 8}x8", size * self.groups, "adam")
-        if not last.fits:
+    def _of_size(self, size: int) -> float:
+        """With microbatches of so many samples."""
+        count = self.batch // (self.replicas * size)
+        whole = self._simulated(1, size, count)
+        if not whole.fits:
             return 0.0
-        return self.flops / ((count - 1) * alone.makespan + last.makespan) / self.devices / 1e12
+        summed = self._simulated(self.replicas, size, 1).makespan - self._simulated(1, size, 1).makespan
+        return self.flops / (whole.makespan + summed) / self.devices / 1e12
 
-    def _simulated(self, machine: str, batch: int, optimizer: str) -> ss.Simulation:
-        graph, topology = self._graph(batch), ss.Topology.parse(machine)
-        strategy = tensor_parallel(graph, topology, self.tensor)
+    def _simulated(self, replicas: int, size: int, count: int) -> ss.Simulation:
+        graph = microbatch(self._graph(self.batch), self.batch // (replicas * size * count))
+        devices = replicas * self.tensor * self.stages
+        topology = ss.Topology.parse(f"a100:{devices // 8}x8" if devices > 8 else f"a100:1x{devices}")
+        strategy = ss.baselines.grid(graph, topology, (replicas, self.tensor, self.stages), count)
         inside = [op.name for op in graph.ops if op.name.startswith("blocks.")]
-        return _simulated(graph, topology, _recomputed(strategy, inside), optimizer)
+        return _simulated(graph, topology, _recomputed(strategy, inside), "adam")
 
     def _graph(self, batch: int) -> ss.OperatorGraph:
         sizes: dict[str, Size] = {
@@ -149,10 +153,12 @@ def _simulated(graph: ss.OperatorGraph, topology: ss.Topology, strategy: ss.Stra
 
 
 RUNS = (
-    Gpt("Megatron 1.7B", 24, 2304, 24, 1, 32, 512, 137),
-    Gpt("Megatron 3.6B", 30, 3072, 32, 2, 64, 512, 138),
-    Gpt("Megatron 7.5B", 36, 4096, 32, 4, 128, 512, 142),
-    Gpt("Megatron 18.4B", 40, 6144, 48, 8, 256, 1024, 135),
+    Gpt("Megatron 1.7B", 24, 2304, 24, 1, 1, 32, 512, 137),
+    Gpt("Megatron 3.6B", 30, 3072, 32, 2, 1, 64, 512, 138),
+    Gpt("Megatron 7.5B", 36, 4096, 32, 4, 1, 128, 512, 142),
+    Gpt("Megatron 18.4B", 40, 6144, 48, 8, 1, 256, 1024, 135),
+    Gpt("Megatron 39.1B", 48, 8192, 64, 8, 2, 512, 1536, 138),
+    Gpt("Megatron 76.1B", 60, 10240, 80, 8, 4, 1024, 1792, 140),
     Llama("Llama 3.1 8B on 8", "llama-8b", 8, 1, 2, True, 5762, False),
     Llama("Llama 3.1 8B on 8, compiled", "llama-8b", 8, 1, 2, True, 6667, True),
     Llama("Llama 3.1 8B on 128, compiled", "llama-8b", 128, 1, 2, True, 6514, True),
@@ -171,7 +177,8 @@ def main(names: list[str]) -> None:
             continue
         with console.status(run.name):
             found = run.predicted()
-        plan = f"data {run.groups if isinstance(run, Gpt) else run.data} x tensor {run.tensor}"
+        plan = f"data {run.replicas if isinstance(run, Gpt) else run.data} x tensor {run.tensor}"
+        plan += f" x {run.stages} stages" if isinstance(run, Gpt) and run.stages > 1 else ""
         table.add_row(run.name, plan, f"{found:,.0f}", f"{run.published:,.0f}", f"{found / run.published:.2f}")
     console.print(table)
 

@@ -186,3 +186,10 @@ def test_a_batch_that_cannot_be_cut_is_refused() -> None:
         ss.Strategy(graph, topology, one | {"0": ON({"sample": 2}, (0, 1))}, 16)
     with pytest.raises(StrategyError, match="in_flight must be a whole number"):
         ON(in_flight=0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", NAMES)
+def test_no_peak_passes_the_bound(name: str, seed: int) -> None:
+    sim = random_simulation(name, seed)
+    assert (sim.memory.peak <= sim.memory.bound).all()

@@ -123,11 +123,13 @@ def _sample(op: Op) -> list[str]:
 
 
 def _sampled(op: Op, devices: tuple[int, ...]) -> Configuration:
-    """By sample over these devices, or on the first of them."""
+    """By sample over these devices, or on the first of them; few samples lie far apart, each where its node works."""
     names = _sample(op)
-    if not names:
+    dim = op.dim(names[0]) if names else None
+    if dim is None:
         return Configuration({}, devices[:1])
-    return Configuration({names[0]: len(devices)}, devices).fitted(op)
+    degree = min(dim.size, len(devices))
+    return Configuration({dim.name: degree}, tuple(devices[i * len(devices) // degree] for i in range(degree)))
 
 
 def _in_order(op: Op, degrees: dict[str, int], devices: tuple[int, ...]) -> tuple[int, ...]:

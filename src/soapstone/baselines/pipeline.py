@@ -21,23 +21,35 @@ USUAL = 4  # microbatches for each stage
 
 @with_model_checkpoints
 def pipeline(graph: OperatorGraph, topology: Topology) -> Strategy:
-    """A stage for each device, or for each few that share its samples where there are more devices than layers."""
-    stages = most_stages(graph, topology)
-    counts = microbatch_counts(graph, stages, topology.num_devices // stages)
-    return grid(graph, topology, (topology.num_devices // stages, 1, stages), counts[-1] if counts else 1)
+    """A stage for each device, or for each few that share its samples where there are more devices than layers; with
+    as many microbatches as are usual, or one where the batch cannot be cut."""
+    return pipelines(graph, topology)[-1]
 
 
-def most_stages(graph: OperatorGraph, topology: Topology) -> int:
+def pipelines(graph: OperatorGraph, topology: Topology) -> list[Strategy]:
+    """The same with one microbatch, and with more and more of them."""
+    stages = _most_stages(graph, topology)
+    replicas = topology.num_devices // stages
+    found = [grid(graph, topology, (replicas, 1, stages), 1)]
+    for count in _microbatch_counts(graph, stages, replicas):
+        try:
+            found.append(grid(graph, topology, (replicas, 1, stages), count))
+        except StrategyError:  # samples meet
+            break
+    return found
+
+
+def _most_stages(graph: OperatorGraph, topology: Topology) -> int:
     """Of equally many devices, each with a layer that has parameters at least."""
     layers, count = len(weighty_layers(graph)), topology.num_devices
     return max(stages for stages in range(1, count + 1) if count % stages == 0 and stages <= max(layers, 1))
 
 
-def microbatch_counts(graph: OperatorGraph, stages: int, replicas: int) -> list[int]:
-    """Numbers of microbatches to choose from: up to so many times the stages, of at least a sample for each replica."""
+def _microbatch_counts(graph: OperatorGraph, stages: int, replicas: int) -> list[int]:
+    """Of at least a sample for each replica, and a few for each stage."""
     samples = _samples(graph)
-    most = min(USUAL * stages, samples // replicas)
-    return [count for count in range(1, most + 1) if samples % count == 0 and (count == 1 or count * 2 >= stages)]
+    most = min(USUAL * stages, samples // replicas) if stages > 1 else 1
+    return [count for count in range(max(2, stages // 2), most + 1) if samples % count == 0]
 
 
 def _samples(graph: OperatorGraph) -> int:
@@ -64,14 +76,17 @@ def grid(graph: OperatorGraph, topology: Topology, sizes: tuple[int, int, int], 
     return Strategy(graph, topology, found, microbatches)
 
 
-def named(text: str, graph: OperatorGraph, topology: Topology) -> Strategy | None:
-    """The grid that a name such as "dp2-tp4-pp2-m16" says; None where it is no such name. Raises StrategyError."""
-    found = re.fullmatch(r"(?:(?:dp|tp|pp|m)[1-9]\d{0,5}(?:-|$))+", text)
-    if found is None or text.endswith("-"):
-        return None
-    parts = dict(re.findall(r"(dp|tp|pp|m)(\d+)", text))
-    sizes = (int(parts.get("dp", 1)), int(parts.get("tp", 1)), int(parts.get("pp", 1)))
-    return grid(graph, topology, sizes, int(parts.get("m", 1)))
+def is_grid(name: str) -> bool:
+    """Whether a name such as "dp2-tp4-pp2-m16" stands for a grid."""
+    parts = [re.fullmatch(r"(dp|tp|pp|m)[1-9]\d{0,5}", part) for part in name.split("-")]
+    return all(parts) and len({part[1] for part in parts if part}) == len(parts)
+
+
+def named_grid(name: str, graph: OperatorGraph, topology: Topology) -> Strategy:
+    """What is not named is 1."""
+    parts = {label: int(number) for label, number in re.findall(r"([a-z]+)(\d+)", name)}
+    sizes = (parts.get("dp", 1), parts.get("tp", 1), parts.get("pp", 1))
+    return grid(graph, topology, sizes, parts.get("m", 1))
 
 
 def stages_of(graph: OperatorGraph, count: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from ..baselines import BASELINES
+from ..baselines import BASELINES, baseline, is_baseline
 from ..costs import AnalyticCosts, Costs
 from ..errors import SoapstoneError, meant
 from ..files import files_beside
@@ -111,8 +111,8 @@ class Case:
         for name in names:
             _check_strategy(name)
         found = [
-            BASELINES[name](self.graph, self.topology)
-            if name in BASELINES
+            baseline(name, self.graph, self.topology)
+            if is_baseline(name)
             else Strategy.load(name, self.graph, self.topology)
             for name in names
         ]
@@ -126,7 +126,7 @@ class Case:
 
 def _check_strategy(name: str) -> None:
     """Raise SoapstoneError unless it is a baseline or a strategy file."""
-    if name in BASELINES:
+    if is_baseline(name):
         return
     if not Path(name).exists():
         known = [*BASELINES, *files_beside(name, ".json")]
@@ -241,7 +241,7 @@ def takes_strategy(command: Callable[..., None]) -> Callable[..., None]:
 
     def read(strategy: str, **given: Any) -> Case:
         options = {name: value for name, value in given.items() if value is not None}
-        made_for = {} if strategy in BASELINES else arguments_in(strategy)
+        made_for = {} if is_baseline(strategy) else arguments_in(strategy)
         if "batch" in options or "batch_per_device" in options:
             made_for = {name: value for name, value in made_for.items() if name not in ("batch", "batch_per_device")}
         known = made_for | options

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from ..baselines import BASELINES
+from ..baselines import BASELINES, baseline, is_baseline
 from ..errors import SoapstoneError, meant
 from ..files import check_writable, unused_path
 from ..report import KNOWN_ERROR, Approach, Simplest, simplest_within
 from ..searching import INITIAL, SearchResult, check_arguments, exhaustive, interrupts, optcnn, search
-from ..simulator import ENGINES, FASTEST, Simulation, least_recomputed, simulate
+from ..simulator import ENGINES, FASTEST, Simulation, fastest_pipeline, least_recomputed, simulate
 from ..strategy import Strategy
 from . import completion
 from .arguments import Case, takes_case
@@ -284,7 +284,7 @@ def compare(
     """Put the approaches side by side. Ctrl-C ends the search at hand and leaves out those after it."""
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     known = (*BASELINES, *METHODS)
-    if wrong := [name for name in names or [""] if name not in known]:
+    if wrong := [name for name in names or [""] if name not in known and not is_baseline(name)]:
         remedy = meant(wrong[0], known, f"use some of {', '.join(known)}")
         raise SoapstoneError(f"there is no approach {wrong[0]!r}; {remedy}")
     wanted = Wanted(budget, proposals, seed, chains, memory_limit)
@@ -296,14 +296,16 @@ def compare(
     baselines: dict[str, Strategy] = {}
     for name in names:
         try:
-            if name in BASELINES:
-                strategy = BASELINES[name](case.graph, case.topology)
+            if is_baseline(name):
+                strategy = baseline(name, case.graph, case.topology)
                 if same := next((other for other, known in baselines.items() if known == strategy), None):
                     say(f"{name} is {same} here.")
                     refused.add(name)
                     continue
                 baselines[name] = strategy
                 sim = _simulated(case, strategy)
+                if name == "pipeline":
+                    sim = fastest_pipeline(case.graph, case.topology, case.training)
                 rows[name] = least_recomputed(sim) if memory_limit else sim, 0.0
                 continue
             found = METHODS[name](case, wanted, data.makespan)
@@ -357,6 +359,6 @@ def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> l
     if not all(sim.fits for sim, _ in rows.values()):
         shown.append("! does not fit: some device would hold more than its memory.")
     again = [name for name, (sim, _) in rows.items() if any(c.recompute for c in sim.strategy.values())]
-    if baselines := [name for name in again if name in BASELINES]:
+    if baselines := [name for name in again if is_baseline(name)]:
         shown.append(f"With the least recomputation that fits: {', '.join(baselines)}.")
     return shown

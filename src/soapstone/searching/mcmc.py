@@ -205,11 +205,11 @@ def _starts(
     for start in initial:
         if isinstance(start, Strategy):
             start.check(problem.graph, problem.topology)
-            given.append(start.native)
+            given.append(_uncut(start))
         elif start == "random":
             drawn.append(Chain.at_random)
         elif isinstance(start, str) and start in BASELINES:
-            given.append(BASELINES[start](problem.graph, problem.topology).native)
+            given.append(_uncut(BASELINES[start](problem.graph, problem.topology)))
         elif start == "one":
             given += problem.on_one_device()
         elif start == "node":
@@ -230,6 +230,13 @@ def _starts(
         for groups in levels:
             problem.ask(tied(native, groups))
     return [*map(_fixed, ranked), *drawn]
+
+
+def _uncut(strategy: Strategy) -> list[Native]:
+    if strategy.microbatches > 1:
+        count = strategy.microbatches
+        raise SoapstoneError(f"a search starts from strategies with one microbatch, this one has {count}; use another")
+    return strategy.native
 
 
 def _with_and_without_checkpoints(problem: Problem, given: list[list[Native]]) -> list[list[Native]]:

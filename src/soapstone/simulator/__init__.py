@@ -2,6 +2,7 @@
 
 from .incremental import ENGINES, FASTEST, Simulator
 from .memory import Filling, Memory, states_of, temporaries_of, workspace_of
+from .pipelines import fastest_pipeline
 from .recomputing import least_recomputed, runs_of
 from .simulation import Simulation, simulate
 from .tasks import BACKWARD, COMBINE, COMMUNICATION, FORWARD, GATHER, KINDS, SYNC, TRANSFER, UPDATE
@@ -30,6 +31,7 @@ __all__ = [
     "Training",
     "check_training",
     "counted",
+    "fastest_pipeline",
     "least_recomputed",
     "machine_of",
     "runs_of",

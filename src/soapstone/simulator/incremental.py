@@ -38,6 +38,8 @@ class Simulator:
         loss_may_separate: bool = True,
     ) -> None:
         check_all(graph, topology, strategy, training)
+        if strategy.microbatches > 1:
+            raise StrategyError(f"this strategy has {strategy.microbatches} microbatches; changes are played with one")
         self.graph, self.topology, self.strategy, self.training = graph, topology, strategy, training
         self._times = KnownTimes(graph, topology, training.costs)
         machine = machine_of(topology, self._times, training)

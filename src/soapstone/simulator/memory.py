@@ -134,11 +134,14 @@ class Ledger:
         return Filling(device, int(memory.peak[device]), shown, ops)
 
 
-def memory_of(native: _core.TaskGraph, topology: Topology, ledger: Ledger, optimizer: str) -> Memory:
-    """The memory of a played task graph."""
+def memory_of(
+    native: _core.TaskGraph, topology: Topology, ledger: Ledger, optimizer: str, microbatches: int = 1
+) -> Memory:
+    """The memory of a played task graph; all microbatches may be there at once."""
     parameters, gathered, gradients, updated, saved, made, buckets, transient = native.memory()
     states, workspace = updated * states_of(optimizer), workspaces_of(topology)
     transient = transient + updated * temporaries_of(optimizer)
     peak = parameters + states + workspace + ledger.peak
-    bound = bound_of(native, topology, optimizer)
+    bound = bound_of(native, topology, optimizer) + (microbatches - 1) * (saved + made)
+    saved, made = microbatches * saved, microbatches * made
     return Memory(parameters, gathered, gradients, states, saved, made, transient, buckets, workspace, bound, peak)

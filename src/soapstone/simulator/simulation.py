@@ -111,7 +111,8 @@ class Simulation:
     @cached_property
     def memory(self) -> Memory:
         """What each device must hold: an upper bound, its parts, and the peak along this timeline."""
-        return memory_of(self.native, self.topology, self._ledger, self.training.optimizer)
+        count = self.strategy.microbatches
+        return memory_of(self.native, self.topology, self._ledger, self.training.optimizer, count)
 
     @cached_property
     def fullest(self) -> Filling:
