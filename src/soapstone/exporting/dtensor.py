@@ -35,6 +35,8 @@ class Export:
 
 def to_dtensor(strategy: Strategy, title: str) -> Export:
     """Raises StrategyError where the samples of a batch do not lie along its first axis."""
+    if strategy.microbatches > 1:
+        raise StrategyError("FSDP2 and tensor parallelism have no microbatches; export a strategy without")
     if any(axis for axis in strategy.graph.settings.batch_dims):
         raise StrategyError("the samples of this batch do not lie along its first axis, which FSDP2 would cut")
     if None in strategy.graph.settings.batch_dims:
