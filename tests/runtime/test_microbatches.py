@@ -96,12 +96,14 @@ def test_autocast() -> None:
     graph, topology = ss.capture(work, amp="cpu:bfloat16"), ss.Topology.parse("cpu:1x2")
     strategy = ss.baselines.grid(graph, topology, (1, 1, 2), 4)
 
+    workloads = [ignoring().to("float32") for _ in range(2)]
+
     def run(rank: int, transport: ThreadTransport) -> float:
-        own = ignoring().to("float32")
+        own = workloads[rank]
         return float(ss.parallelize(own, graph, topology, strategy, transport=transport).step(*own.batch))
 
     with torch.autocast("cpu", torch.bfloat16):
-        wanted = float(work.compute_loss(*work.batch))
+        wanted = float(work.compute_loss(*work.batch).detach())
     assert ss.run_threads(2, run) == pytest.approx([wanted] * 2, rel=2e-2)
 
 

@@ -52,22 +52,50 @@ def compared(
     all_groups = groups_of(strategy, other)
     groups = largest(strategy, all_groups, max(1, WORK // len(ours.tasks)))
     most = min(most, max(1, CLOSE_WORK // len(ours.tasks)))
-    simulator = Simulator(ours.graph, ours.topology, strategy, training=training)
+    if strategy.microbatches > 1:  # each is played as a whole
+        groups = largest(strategy, groups, most)
     times: dict[tuple[int, ...], int] = {}
+    makespan = _player(ours)
     for done, ops in enumerate(groups.values(), 1):
-        times[ops] = (simulator.propose(taken_back(other, ops)) or 0) - ours.makespan_ns
-        simulator.reject()
+        times[ops] = makespan(_taken_back(strategy, other, ops)) - ours.makespan_ns
         progress(0.5 * done / len(groups))
     ranked = sorted(groups.items(), key=lambda item: (-abs(times[item[1]]), item[1]))
     found, titles = [], _titles(strategy, [(pattern, ops) for (pattern, _, _), ops in ranked[:most]])
     for done, ((_, mine, its), ops) in enumerate(ranked[:most], 1):
-        without = simulate(ours.graph, ours.topology, strategy.replace(taken_back(other, ops)), training=training)
+        changed = strategy.replace(_taken_back(strategy, other, ops))
+        without = simulate(ours.graph, ours.topology, changed, training=training)
         assert without.makespan_ns - ours.makespan_ns == times[ops]
         found.append(Choice(titles[ops], ops, mine, its, times[ops], *_differences(without, ours)))
         progress(0.5 + 0.5 * done / min(len(ranked), most))
     theirs = simulate(ours.graph, ours.topology, other, training=training)
     found.sort(key=lambda choice: -choice.time)
     return Comparison(ours, theirs, tuple(found), len(all_groups) - len(found))
+
+
+Changes = dict[str, Configuration]
+
+
+def _player(ours: Simulation) -> Callable[[Changes], int]:
+    """What tells the makespan with some changes, in ns."""
+    graph, topology, strategy, training = ours.graph, ours.topology, ours.strategy, ours.training
+    if strategy.microbatches > 1:
+        return lambda changes: simulate(graph, topology, strategy.replace(changes), training=training).makespan_ns
+    simulator = Simulator(graph, topology, strategy, training=training)
+
+    def makespan(changes: Changes) -> int:
+        found = simulator.propose(changes) or 0
+        simulator.reject()
+        return found
+
+    return makespan
+
+
+def _taken_back(strategy: Strategy, other: Strategy, ops: tuple[int, ...]) -> Changes:
+    """As the other has these ops, as far as a microbatch can be split so."""
+    given = taken_back(other, ops)
+    if strategy.microbatches == 1:
+        return given
+    return {name: configuration.fitted(strategy.played.op(name)) for name, configuration in given.items()}
 
 
 _Key = tuple[str, Configuration, Configuration]
@@ -125,7 +153,7 @@ def listed_layers(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
-def taken_back(other: Strategy, ops: tuple[int, ...]) -> dict[str, Configuration]:
+def taken_back(other: Strategy, ops: tuple[int, ...]) -> Changes:
     names = [other.graph.ops[i].name for i in ops]
     return {name: other[name] for name in names}
 

@@ -155,9 +155,11 @@ def _timeline(sim: Simulation) -> dict[str, Any]:
     begin = np.cumsum([0, *map(len, after)])
     devices = sim.topology.num_devices
     lanes = [{"name": n, "kind": "device" if i < devices else "link"} for i, n in enumerate(sim.topology.resources)]
-    kinds = {"kind": "u8", "op": "i32", "part": "i32", "bytes": "f64", "ready": "f64", "start": "f64", "end": "f64"}
+    kinds = {"kind": "u8", "op": "i32", "part": "i32", "microbatch": "i32", "bytes": "f64"}
+    kinds |= {"ready": "f64", "start": "f64", "end": "f64"}
     return {
         "makespan": sim.makespan_ns,
+        "microbatches": sim.strategy.microbatches,
         "kinds": list(KINDS),
         "lanes": lanes,
         "tasks": {name: column(tasks[name], kind) for name, kind in kinds.items()},

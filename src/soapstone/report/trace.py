@@ -80,6 +80,8 @@ def _events(sim: Simulation) -> list[dict[str, Any]]:
         kind, op = KINDS[task["kind"]], int(task["op"])
         name = f"{kind} {sim.graph.ops[op].name}" if op >= 0 else kind
         facts = {"part": int(task["part"]), "bytes": int(task["bytes"]), "critical": row in critical, "task": row}
+        if sim.strategy.microbatches > 1:
+            facts["microbatch"] = int(task["microbatch"])
         process = DEVICES if resource < sim.topology.num_devices else LINKS
         span = {"ts": start / 1000, "dur": duration / 1000}
         found.append({"ph": "X", "name": name, "cat": kind, "pid": process, "tid": resource, **span, "args": facts})

@@ -55,7 +55,9 @@ function taskFacts(model, task) {
   const lanes = lanesOf(model, task),
     part = partText(model, task),
     facts = [];
+  const { microbatches } = model.report.timeline;
   if (part) facts.push(["part", part]);
+  if (microbatches > 1) facts.push(["microbatch", `${tasks.microbatch[task] + 1} of ${microbatches}`]);
   facts.push([
     "on",
     lanes.length > 3 ? `${lanes.slice(0, 3).join(", ")} and ${lanes.length - 3} more` : lanes.join(", ") || "nothing",
