@@ -16,6 +16,7 @@ import typer
 
 import soapstone as ss
 from soapstone.runtime.transports import joined
+from soapstone.simulator.pipelines import op_times
 
 from .launching import launch
 from .reality import calibrated, compare
@@ -30,9 +31,11 @@ def transformer() -> ss.Workload:
 
 
 def pipelines(graph: ss.OperatorGraph, topology: ss.Topology, training: ss.Training) -> dict[str, ss.Strategy]:
-    stages = topology.num_devices
-    counts = (1, MICROBATCHES * stages)
-    return {f"{m} microbatches": ss.baselines.grid(graph, topology, (1, 1, stages), m) for m in counts}
+    sizes = (1, 1, topology.num_devices)
+    counts = (1, MICROBATCHES * topology.num_devices)
+    usual = ss.baselines.grid(graph, topology, sizes, counts[1])
+    work = op_times(ss.simulate(graph, topology, usual, training=training))
+    return {f"{m} microbatches": ss.baselines.grid(graph, topology, sizes, m, work) for m in counts}
 
 
 def on_each_rank(folder: Path) -> None:

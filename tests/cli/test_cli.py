@@ -223,7 +223,7 @@ def test_compare_puts_the_approaches_side_by_side(
     assert run(monkeypatch, *words) == 0
     table, *_ = capsys.readouterr().out.split("\n\n")
     rows = [line.split() for line in table.splitlines()[1:]]
-    baselines = ["data", "model", "expert", "zero1", "fsdp", "megatron"]
+    baselines = ["data", "model", "expert", "zero1", "fsdp", "megatron", "pipeline"]
     assert [row[0] for row in rows] == [*baselines, "optcnn", "paper", "soapstone"]
     assert rows[0][3] == "1.00x"
     assert run(monkeypatch, *words, "--dtype", "float64", "--methods", "soapstone, data", "--json") == 0

@@ -35,7 +35,7 @@ def test_random_strategies_train_like_accumulated_slices(name: str, seed: int) -
     strategy = recomputed(sharded(microbatched(graph, topology, count, seed), seed), seed)
     batches = case.batches(STEPS)
     wanted = train_accumulating(case.workload(), graph, batches, count)
-    for record in train_threads(case.workload, graph, strategy, batches, strict=False):
+    for record in train_threads(case.workload, graph, strategy, batches, strict=seed % 2 == 0):
         assert_same(record, wanted)
 
 

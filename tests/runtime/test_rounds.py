@@ -17,6 +17,7 @@ from soapstone.runtime.placement import Placement
 from soapstone.runtime.plan import Announce, Event, Plan, Round, Run
 from soapstone.runtime.rounds import cut_rounds
 from soapstone.runtime.transports import Incoming, Outgoing
+from tests.support.microbatches import counts_of, microbatched
 from tests.support.models import ALL, captured
 from tests.support.sharding import sharded
 from tests.support.training import STEPS, train_threads
@@ -72,6 +73,17 @@ def assert_no_round_waits_for_itself(found: Plan) -> None:
 def test_no_round_waits_for_itself(name: str, devices: int) -> None:
     for seed in range(5):
         assert_no_round_waits_for_itself(planned(name, devices, seed))
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt", "transformer"])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_no_round_of_microbatches_waits_for_itself(name: str, devices: int) -> None:
+    topology = ss.Topology.parse(f"cpu:1x{devices}")
+    for seed in range(3):
+        graph = captured(name)
+        strategy = sharded(microbatched(graph, topology, counts_of(graph)[-1], seed), seed)
+        simulation = ss.simulate(graph, topology, strategy)
+        assert_no_round_waits_for_itself(Plan(simulation, simulation.order, devices))
 
 
 def test_messages_of_independent_ops_share_a_round() -> None:

@@ -4,6 +4,7 @@ and tensor parallelism, as in Megatron-LM (Narayanan et al., 2021)."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -15,6 +16,7 @@ from .checkpoints import with_model_checkpoints
 from .expert import tensor_parallel
 from .simple import data_parallel, weighty_layers
 
+Work = Sequence[float]  # by op
 NEAR = 0.25  # of a stage's work: how far a cut may lie from where stages would have the same
 USUAL = 4  # microbatches for each stage
 
@@ -26,14 +28,14 @@ def pipeline(graph: OperatorGraph, topology: Topology) -> Strategy:
     return pipelines(graph, topology)[-1]
 
 
-def pipelines(graph: OperatorGraph, topology: Topology) -> list[Strategy]:
+def pipelines(graph: OperatorGraph, topology: Topology, work: Work | None = None) -> list[Strategy]:
     """The same with one microbatch, and with more and more of them."""
     stages = _most_stages(graph, topology)
     replicas = topology.num_devices // stages
-    found = [grid(graph, topology, (replicas, 1, stages), 1)]
+    found = [grid(graph, topology, (replicas, 1, stages), 1, work)]
     for count in _microbatch_counts(graph, stages, replicas):
         try:
-            found.append(grid(graph, topology, (replicas, 1, stages), count))
+            found.append(grid(graph, topology, (replicas, 1, stages), count, work))
         except StrategyError:  # samples meet
             break
     return found
@@ -57,9 +59,12 @@ def _samples(graph: OperatorGraph) -> int:
     return min((graph.tensors[tensor].shape[axis] for tensor, axis in axes if axis is not None), default=1)
 
 
-def grid(graph: OperatorGraph, topology: Topology, sizes: tuple[int, int, int], microbatches: int) -> Strategy:
+def grid(
+    graph: OperatorGraph, topology: Topology, sizes: tuple[int, int, int], microbatches: int, work: Work | None = None
+) -> Strategy:
     """Replicas x tensor parallelism x stages: devices next to one another share products, then samples, and a stage
-    comes after the other. Raises StrategyError where these are not all devices, or the batch cannot be cut so."""
+    comes after the other; `work` is what each op takes, its flops by default. Raises StrategyError where these are not
+    all devices, or the batch cannot be cut so."""
     replicas, width, stages = sizes
     if replicas * width * stages != topology.num_devices:
         product = f"{replicas} x {width} x {stages}"
@@ -69,7 +74,7 @@ def grid(graph: OperatorGraph, topology: Topology, sizes: tuple[int, int, int], 
     inside = Topology.parse(f"cpu:{replicas}x{width}")  # baselines ask no more of a topology
     made = tensor_parallel(played.played, inside, width) if width > 1 else data_parallel(played.played, inside)
     found = {}
-    for op, stage in zip(graph.ops, stages_of(graph, stages)):
+    for op, stage in zip(graph.ops, stages_of(graph, stages, work)):
         devices = tuple(stage * each + device for device in made[op.name].devices)
         in_flight = stages - stage if microbatches > 1 else None
         found[op.name] = replace(made[op.name], devices=devices, in_flight=in_flight)
@@ -89,9 +94,9 @@ def named_grid(name: str, graph: OperatorGraph, topology: Topology) -> Strategy:
     return grid(graph, topology, sizes, parts.get("m", 1))
 
 
-def stages_of(graph: OperatorGraph, count: int) -> list[int]:
+def stages_of(graph: OperatorGraph, count: int, taken: Work | None = None) -> list[int]:
     """The stage of each op: cut where stages have about the same work, and where few bytes pass."""
-    work = list(accumulate(max(op.flops, 1) for op in graph.ops))
+    work = list(accumulate([max(op.flops, 1) for op in graph.ops] if taken is None else taken))
     passing = _passing(graph)
     cuts: list[int] = []
     for stage in range(1, count):
