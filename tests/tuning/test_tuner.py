@@ -11,7 +11,7 @@ import soapstone as ss
 from soapstone.runtime import ThreadTransport
 from soapstone.tuning import Standing, Tuned, contest, steps, tuner
 from soapstone.tuning.candidates import Candidate, distinct, find_candidates
-from tests.support.models import CASES
+from tests.support.models import CASES, captured
 
 TOPOLOGY = ss.Topology.parse("cpu:1x2")
 TRAINING = ss.Training(optimizer="sgd")
@@ -125,3 +125,11 @@ def test_candidates_differ_and_data_parallelism_comes_first() -> None:
     again = [Candidate.unpacked(graph, TOPOLOGY, candidate.packed()) for candidate in found]
     assert again == found
     assert distinct([*found, *again]) == found
+
+
+def test_microbatches_reach_the_other_ranks() -> None:
+    graph = captured("gpt")
+    strategy = ss.baselines.grid(graph, TOPOLOGY, (1, 1, TOPOLOGY.num_devices), 2)
+    again = Candidate.unpacked(graph, TOPOLOGY, Candidate("pipeline", strategy, 1.0, (1, 1)).packed())
+    assert again.strategy == strategy
+    assert again.strategy.microbatches == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..baselines import BASELINES, UNSHARDED
 from ..graph import OperatorGraph
@@ -22,7 +21,7 @@ OTHER_TIME = 0.02  # predictions this far apart differ, however little is config
 FAR = 2.0  # a baseline that is predicted to take so many times the best is not tried
 FIRST_SHARE = 0.7  # of the budget, for the search from all starts; the others share the rest
 
-Plain = list[tuple[dict[str, int], tuple[int, ...], str, bool]]  # degrees, devices, shard, recompute
+Packed = tuple[str, int, list[Configuration], float, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,16 @@ class Candidate:
     def of(cls, name: str, simulation: Simulation) -> Candidate:
         return cls(name, simulation.strategy, simulation.makespan, tuple(simulation.peak_memory))
 
-    def packed(self) -> tuple[str, Plain, float, tuple[int, ...]]:
+    def packed(self) -> Packed:
         """What another rank needs to make the same."""
-        rows = [(dict(c.degrees), c.devices, c.shard, c.recompute) for c in self.strategy.values()]
-        return self.name, rows, self.predicted, self.peak
+        strategy = self.strategy
+        return self.name, strategy.microbatches, list(strategy.values()), self.predicted, self.peak
 
     @classmethod
-    def unpacked(cls, graph: OperatorGraph, topology: Topology, packed: Any) -> Candidate:
-        name, rows, *rest = packed
-        configurations = {op.name: Configuration(*row) for op, row in zip(graph.ops, rows)}
-        return cls(name, Strategy(graph, topology, configurations), *rest)
+    def unpacked(cls, graph: OperatorGraph, topology: Topology, packed: Packed) -> Candidate:
+        name, microbatches, rows, predicted, peak = packed
+        configurations = {op.name: row for op, row in zip(graph.ops, rows)}
+        return cls(name, Strategy(graph, topology, configurations, microbatches), predicted, peak)
 
 
 def find_candidates(
@@ -73,14 +72,15 @@ def find_candidates(
         )  # fmt: skip
         return played(result.strategy), result.interrupted
 
-    best, stopped = searched((*INITIAL["soapstone"], *starts), FIRST_SHARE, 0)
+    uncut = [start for start in starts if start.microbatches == 1]
+    best, stopped = searched((*INITIAL["soapstone"], *uncut), FIRST_SHARE, 0)
     rest: list[Simulation] = []
     for number, name in enumerate(UNSHARDED, 1):
         if not stopped:
             found, stopped = searched([name], (1 - FIRST_SHARE) / len(UNSHARDED), number)
             rest.append(found)
     rest.sort(key=lambda simulation: simulation.makespan_ns)
-    baselines = {name: played(make(graph, topology)) for name, make in BASELINES.items()}
+    baselines = {name: played(strategy) for name, strategy in _baselines(graph, topology).items()}
     near = {name: sim for name, sim in baselines.items() if sim.makespan_ns <= FAR * best.makespan_ns}
     named = [
         ("data", baselines["data"]),
@@ -96,10 +96,16 @@ def find_candidates(
 
 def only_baselines(graph: OperatorGraph, topology: Topology, training: Training) -> list[Candidate]:
     """For want of time to search."""
-    found = {
-        name: simulate(graph, topology, make(graph, topology), training=training) for name, make in BASELINES.items()
-    }
+    chosen = _baselines(graph, topology)
+    found = {name: simulate(graph, topology, strategy, training=training) for name, strategy in chosen.items()}
     return distinct(Candidate.of(name, simulation) for name, simulation in found.items() if simulation.fits)
+
+
+def _baselines(graph: OperatorGraph, topology: Topology) -> dict[str, Strategy]:
+    """All that compute the same: batch norm takes the statistics of each microbatch."""
+    has_statistics = any(op.updates for op in graph.ops)
+    made = {name: make(graph, topology) for name, make in BASELINES.items()}
+    return {name: each for name, each in made.items() if each.microbatches == 1 or not has_statistics}
 
 
 def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -167,7 +167,7 @@ class _Ranks:
             makers[candidate.name] = partial(
                 our_step, work, graph, candidate.strategy, training=training, transport=self.transport,
                 place=self.place, peak=candidate.peak[mine] if mine < len(candidate.peak) else 0,
-                cuda_graphs=cuda_graphs,
+                cuda_graphs=cuda_graphs and candidate.strategy.microbatches == 1,
             )  # fmt: skip
         if can_run_ddp(graph, self.transport) and not is_meta(work.model):
             settings = graph.settings
