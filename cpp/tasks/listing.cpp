@@ -111,6 +111,9 @@ void Listing::link_rows() {
       const bool is_for_all = tasks[next].occurs == Occurrence::last;
       const int32_t own = is_for_all ? next : row_of(task.next[i], tasks[row].microbatch);
       if (own >= 0) add(static_cast<int32_t>(row), own);
+      if (is_for_all || tasks[row].occurs != Occurrence::first) continue;
+      for (int32_t later = 1; later < num_microbatches; ++later)  // what is done once is done for all
+        if (const int32_t other = row_of(task.next[i], later); other >= 0) add(static_cast<int32_t>(row), other);
     }
   }
   for (const auto& [from, to, lag] : num_microbatches > 1 ? lagged_edges(graph_, num_microbatches) : no_edges)

@@ -12,7 +12,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.errors import GraphError
-from soapstone.graph import microbatch
+from soapstone.graph import microbatch, reduction
 
 MODELS: dict[str, dict[str, Any]] = {
     "lenet": {},
@@ -83,3 +83,30 @@ def test_a_parameter_of_each_sample_is_refused() -> None:
     graph = ss.capture(ss.Workload(Learned(), (torch.randn(6, 3),), loss=F.mse_loss, targets=(torch.randn(6, 4),)))
     with pytest.raises(GraphError, match="bias has a number for each sample"):
         microbatch(graph, 2)
+
+
+def _sums(o: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return 1 - 2 * (o * y).sum() / (o.sum() + y.sum())
+
+
+@pytest.mark.parametrize("loss", [
+    _sums,
+    lambda o, y: nn.functional.mse_loss(o, y) + 1e-2 * o.pow(2).sum(),
+    lambda o, y: nn.functional.mse_loss(o, y).sqrt(),
+    lambda o, y: o.sum() + 1.0,
+])  # fmt: skip
+def test_a_loss_that_microbatches_do_not_add_up_to_is_refused(loss: Callable[..., torch.Tensor]) -> None:
+    graph = ss.capture(ss.Workload(nn.Linear(4, 4), (torch.rand(8, 4),), loss=loss, targets=(torch.rand(8, 4),)))
+    with pytest.raises(GraphError, match="no sum or mean over samples"):
+        microbatch(graph, 2)
+
+
+@pytest.mark.parametrize(("loss", "way"), [
+    (nn.functional.mse_loss, "mean"),
+    (lambda o, y: 3 * nn.functional.mse_loss(o, y) + (o - y).abs().mean() / 2, "mean"),
+    (lambda o, y: (o - y).pow(2).sum() / 32, "sum"),
+    (lambda o, y: -(o * y).sum(), "sum"),
+])  # fmt: skip
+def test_how_losses_join(loss: Callable[..., torch.Tensor], way: str) -> None:
+    graph = ss.capture(ss.Workload(nn.Linear(4, 4), (torch.rand(8, 4),), loss=loss, targets=(torch.rand(8, 4),)))
+    assert reduction(graph) == way

@@ -110,7 +110,7 @@ def test_a_run_of_ops_takes_one_microbatch_after_the_other() -> None:
     assert first[1] > second[0]
 
 
-NAMES = ("shared", "lenet", "rnnlm", "nmt", "gpt2", "resnet-101")
+NAMES = ("vit", "lenet", "rnnlm", "nmt", "gpt2", "resnet-101")
 
 
 @pytest.mark.parametrize("seed", range(6))

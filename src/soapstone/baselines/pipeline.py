@@ -77,7 +77,8 @@ def grid(
     for op, stage in zip(graph.ops, stages_of(graph, stages, work)):
         devices = tuple(stage * each + device for device in made[op.name].devices)
         in_flight = stages - stage if microbatches > 1 else None
-        found[op.name] = replace(made[op.name], devices=devices, in_flight=in_flight)
+        again = made[op.name].recompute or op.recompute
+        found[op.name] = replace(made[op.name], devices=devices, in_flight=in_flight, recompute=again)
     return Strategy(graph, topology, found, microbatches)
 
 

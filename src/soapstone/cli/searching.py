@@ -297,15 +297,13 @@ def compare(
     for name in names:
         try:
             if is_baseline(name):
-                strategy = baseline(name, case.graph, case.topology)
+                sim = _baseline(case, name)
+                strategy = sim.strategy
                 if same := next((other for other, known in baselines.items() if known == strategy), None):
                     say(f"{name} is {same} here.")
                     refused.add(name)
                     continue
                 baselines[name] = strategy
-                sim = _simulated(case, strategy)
-                if name == "pipeline":
-                    sim = fastest_pipeline(case.graph, case.topology, case.training)
                 rows[name] = least_recomputed(sim) if memory_limit else sim, 0.0
                 continue
             found = METHODS[name](case, wanted, data.makespan)
@@ -331,6 +329,13 @@ def compare(
         return
     idle = [f"{name} {text}." for name, (sim, _) in rows.items() if (text := idle_devices(sim))]
     print_all(*_shown(rows, data.makespan), *([""] * bool(idle)), *idle)
+
+
+def _baseline(case: Case, name: str) -> Simulation:
+    """Of pipelines the fastest."""
+    if name == "pipeline":
+        return fastest_pipeline(case.graph, case.topology, case.training)
+    return _simulated(case, baseline(name, case.graph, case.topology))
 
 
 def _approaches(rows: dict[str, tuple[Simulation, float]]) -> list[Approach]:

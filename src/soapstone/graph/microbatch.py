@@ -41,19 +41,31 @@ def microbatch(graph: OperatorGraph, count: int) -> OperatorGraph:
         raise GraphError(f"a batch cannot be cut into {count} microbatches; use a divisor of it")
     if count > 1 and all(axis is None for axis in graph.settings.batch_dims):
         raise GraphError("no input of the graph has an axis of samples, so there is no batch to cut")
-    return graph if count == 1 else _Cut(graph, count).graph()
+    if count == 1:
+        return graph
+    cut = _Cut(graph, count)
+    cut.joins()
+    return cut.graph()
 
 
 def reduction(graph: OperatorGraph) -> str:
-    """How the losses of microbatches make the loss of a batch: by their "mean", or their "sum"."""
+    """How the losses of microbatches make the loss of a batch: by their "mean", or their "sum". Raises GraphError where
+    neither does."""
     if all(axis is None for axis in graph.settings.batch_dims):
         return "mean"
-    return "sum" if all(_adds(step) for step in _Cut(graph, 1).meetings()) else "mean"
+    return _Cut(graph, 1).joins()
 
 
-def _adds(step: Step) -> bool:
-    """Whether a step adds samples up, and does not take their mean."""
-    return step.kind == "sum" or step.args.get("reduction") == 2
+_SAME = {"neg", "mul", "div", "add", "sub", "view", "reshape", "_to_copy", "clone", "alias", "expand", "squeeze",
+         "unsqueeze", "sum", "mean", "flatten", "permute", "transpose"}  # fmt: skip
+_BY_ANOTHER = {"add", "sub"}  # of two numbers that samples became
+
+
+def _way(step: Step) -> str | None:
+    """How a step makes one number of samples, where it does so by a sum or a mean."""
+    if step.kind == "sum" or step.args.get("reduction") == 2:
+        return "sum"
+    return "mean" if step.kind == "mean" or step.args.get("reduction") == 1 else None
 
 
 class _Cut:
@@ -113,12 +125,30 @@ class _Cut:
             if dim in dims and size == step.dims[dim].size:
                 self._note(values[value], axis, Digits(dims[dim].inner * inner, dims[dim].size), op)
 
-    def meetings(self) -> Iterator[Step]:
-        """The steps in which samples become one number."""
-        for op, values, dims in zip(self._whole.ops, self._values, self._dims):
+    def joins(self) -> str:
+        """Follow what samples became to the loss, which must be linear in it."""
+        whole, known = self._whole, dict[int, str]()  # by tensor
+        for op, values, dims in zip(whole.ops, self._values, self._dims):
+            own = {operand.value: known[operand.tensor] for operand in op.inputs if operand.tensor in known}
             for step, carrying in zip(op.steps, dims):
-                if carrying and not any(values[output] for output in step.outputs):
-                    yield step
+                meets = carrying and not any(values[output] for output in step.outputs)
+                way = _way(step) if meets else self._after(step, own)
+                if way is not None:
+                    own.update(dict.fromkeys(step.outputs, way))
+                elif meets or any(value in own for value in step.inputs):
+                    raise _unjoined(op)
+            known.update({operand.tensor: own[operand.value] for operand in op.outputs if operand.value in own})
+        return known.get(whole.loss, "mean")
+
+    @staticmethod
+    def _after(step: Step, known: dict[int, str]) -> str | None:
+        """What a step makes of numbers that samples became; None where it is not linear in them."""
+        ways = [known[value] for value in step.inputs if value in known]
+        if not ways or step.kind not in _SAME or (len(ways) > 1 and step.kind not in _BY_ANOTHER):
+            return None
+        divides = step.kind == "div" and step.inputs[0] not in known
+        shifts = step.kind in _BY_ANOTHER and len(ways) < 2 and ways[0] == "sum"
+        return None if divides or shifts or len(set(ways)) > 1 else ways[0]
 
     # Cutting
 
@@ -236,6 +266,10 @@ def _taking(op: Op, step: Step, digits: Digits, value: int, axis: int, places: S
     if len(found) > 1 or dim < 0 or step.dims[dim].size % digits.size:
         raise _meeting(op)
     return dim, inside
+
+
+def _unjoined(op: Op) -> GraphError:
+    return GraphError(f"with {op.name} the loss is no sum or mean over samples, so microbatches would not add up to it")
 
 
 def _meeting(op: Op) -> GraphError:

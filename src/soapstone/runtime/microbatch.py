@@ -43,7 +43,10 @@ class Microbatch:
     def loss(self) -> torch.Tensor:
         """What it adds to the loss, on a device that has it."""
         found = self._value(self._executor.loss_key).detach()
-        return found.clone() if self._placement.microbatches == 1 else found * self._shares.of(self.number, found)
+        if self._placement.microbatches == 1:
+            return found.clone()
+        share = self._shares.of(self.number, found)
+        return torch.where(share == 0, torch.zeros_like(found), found * share)  # a mean of nothing is none
 
     # Segments
 

@@ -103,7 +103,7 @@ def only_baselines(graph: OperatorGraph, topology: Topology, training: Training)
 
 def _baselines(graph: OperatorGraph, topology: Topology) -> dict[str, Strategy]:
     """All that compute the same: batch norm takes the statistics of each microbatch."""
-    has_statistics = any(op.updates for op in graph.ops)
+    has_statistics = any("batch_norm" in step.kind for op in graph.ops for step in op.steps)
     made = {name: make(graph, topology) for name, make in BASELINES.items()}
     return {name: each for name, each in made.items() if each.microbatches == 1 or not has_statistics}
 
@@ -120,6 +120,8 @@ def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
 def _differ(one: Candidate, other: Candidate) -> bool:
     """By what much of the model's compute is configured, or by something small that matters."""
     apart = abs(one.predicted / other.predicted - 1)
+    if one.strategy.microbatches != other.strategy.microbatches:
+        return apart > SAME_TIME
     ops = one.strategy.graph.ops
     pairs = [(op, one.strategy[op.name], other.strategy[op.name]) for op in ops]
     changed = [op for op, a, b in pairs if ((a.degrees != b.degrees) if apart < SAME_TIME else (a != b))]
