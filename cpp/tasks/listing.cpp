@@ -9,12 +9,6 @@
 
 namespace soapstone {
 
-namespace {
-
-const std::vector<LaggedEdge> no_edges;
-
-}  // namespace
-
 Listing::Listing(const Graph& graph, Machine machine, const Times& times, const Strategy& strategy, int32_t count)
     : num_microbatches(count), graph_(graph, std::move(machine), times, {.thorough = true}) {
   if (count < 1) throw std::invalid_argument("a batch has one microbatch or more");
@@ -116,8 +110,9 @@ void Listing::link_rows() {
         if (const int32_t other = row_of(task.next[i], later); other >= 0) add(static_cast<int32_t>(row), other);
     }
   }
-  for (const auto& [from, to, lag] : num_microbatches > 1 ? lagged_edges(graph_, num_microbatches) : no_edges)
-    for (int32_t i = lag; i < num_microbatches; ++i) add(row_of(from, i - lag), row_of(to, i));
+  if (num_microbatches > 1)
+    for (const auto& [from, to, lag] : lagged_edges(graph_, num_microbatches))
+      for (int32_t i = lag; i < num_microbatches; ++i) add(row_of(from, i - lag), row_of(to, i));
   for (size_t flow = 0; flow < flows.size(); ++flow) {
     const auto [forward, backward] = transfers_[flow];
     if (forward != none) flows[flow].forward = row_of_[forward];

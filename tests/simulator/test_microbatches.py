@@ -164,16 +164,11 @@ def random_simulation(name: str, seed: int) -> Simulation:
     graph, topology, rng = graph_of(name), ss.Topology.parse("h100:2x2"), random.Random(seed)
     if seed % 3 == 0:
         topology = with_hosts(topology, 3_000)
-    counts = [n for n in (2, 4) if samples_of(graph) % n == 0]
+    counts = [n for n in (2, 4) if graph.num_samples % n == 0]
     strategy = microbatched(graph, topology, rng.choice(counts), seed)
     strategy = recomputed(sharded(strategy, seed), seed)
     training = ss.Training(Launching(0.5 * (seed % 2)), bucket_bytes=rng.choice((0, 4096)), groups_ahead=seed % 3)
     return ss.simulate(graph, topology, strategy, training=training)
-
-
-def samples_of(graph: ss.OperatorGraph) -> int:
-    axes = zip(graph.inputs, graph.settings.batch_dims)
-    return min(graph.tensors[i].shape[axis] for i, axis in axes if axis is not None)
 
 
 def test_a_batch_that_cannot_be_cut_is_refused() -> None:

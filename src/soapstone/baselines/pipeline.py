@@ -49,14 +49,9 @@ def _most_stages(graph: OperatorGraph, topology: Topology) -> int:
 
 def _microbatch_counts(graph: OperatorGraph, stages: int, replicas: int) -> list[int]:
     """Of at least a sample for each replica, and a few for each stage."""
-    samples = _samples(graph)
+    samples = graph.num_samples
     most = min(USUAL * stages, samples // replicas) if stages > 1 else 1
     return [count for count in range(max(2, stages // 2), most + 1) if samples % count == 0]
-
-
-def _samples(graph: OperatorGraph) -> int:
-    axes = zip(graph.inputs, graph.settings.batch_dims)
-    return min((graph.tensors[tensor].shape[axis] for tensor, axis in axes if axis is not None), default=1)
 
 
 def grid(
@@ -70,9 +65,10 @@ def grid(
         product = f"{replicas} x {width} x {stages}"
         raise StrategyError(f"{product} are not the {topology.num_devices} devices of the topology; use all of them")
     each = replicas * width
-    played = Strategy(graph, topology, dict.fromkeys([op.name for op in graph.ops], Configuration()), microbatches)
+    whole = dict.fromkeys([op.name for op in graph.ops], Configuration())
+    played = Strategy(graph, topology, whole, microbatches).played
     inside = Topology.parse(f"cpu:{replicas}x{width}")  # baselines ask no more of a topology
-    made = tensor_parallel(played.played, inside, width) if width > 1 else data_parallel(played.played, inside)
+    made = tensor_parallel(played, inside, width) if width > 1 else data_parallel(played, inside)
     found = {}
     for op, stage in zip(graph.ops, stages_of(graph, stages, work)):
         devices = tuple(stage * each + device for device in made[op.name].devices)

@@ -43,9 +43,11 @@ def microbatch(graph: OperatorGraph, count: int) -> OperatorGraph:
         raise GraphError("no input of the graph has an axis of samples, so there is no batch to cut")
     if count == 1:
         return graph
-    cut = _Cut(graph, count)
-    cut.joins()
-    return cut.graph()
+    if count not in graph.cuts:
+        cut = _Cut(graph, count)
+        cut.joins()
+        graph.cuts[count] = cut.graph()
+    return graph.cuts[count]
 
 
 def reduction(graph: OperatorGraph) -> str:

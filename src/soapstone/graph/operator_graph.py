@@ -64,6 +64,22 @@ class OperatorGraph:
     def __str__(self) -> str:
         return f"{self.facts}\n" + "\n".join(f"  {op}" for op in self.ops)
 
+    @property
+    def num_samples(self) -> int:
+        """Of a batch; 1 where no input has any."""
+        axes = zip(self.inputs, self.settings.batch_dims)
+        return next((self.tensors[tensor].shape[axis] for tensor, axis in axes if axis is not None), 1)
+
+    @cached_property
+    def has_batch_norm(self) -> bool:
+        """Whether samples share statistics."""
+        return any("batch_norm" in step.kind for op in self.ops for step in op.steps)
+
+    @cached_property
+    def cuts(self) -> dict[int, OperatorGraph]:
+        """The graphs of its microbatches that were asked for so far, by how many there are."""
+        return {}
+
     @cached_property
     def facts(self) -> Facts:
         """Sizes and flops of the whole graph, and what of it has no rule."""

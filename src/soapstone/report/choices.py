@@ -92,10 +92,8 @@ def _player(ours: Simulation) -> Callable[[Changes], int]:
 
 def _taken_back(strategy: Strategy, other: Strategy, ops: tuple[int, ...]) -> Changes:
     """As the other has these ops, as far as a microbatch can be split so."""
-    given = taken_back(other, ops)
-    if strategy.microbatches == 1:
-        return given
-    return {name: configuration.fitted(strategy.played.op(name)) for name, configuration in given.items()}
+    given = taken_back(other, ops).items()
+    return {name: configuration.fitted(strategy.played.op(name)) for name, configuration in given}
 
 
 _Key = tuple[str, Configuration, Configuration]

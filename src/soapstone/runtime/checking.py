@@ -139,18 +139,13 @@ def _plain_says_the_same(graph: OperatorGraph, strategy: Strategy, place: torch.
     again, nor those of microbatches; local batch norm takes the statistics of parts, any of microbatches; and autocast
     follows the device that it names."""
     amp = graph.settings.amp
-    if strategy.microbatches > 1 and (graph.draws or _normalises(graph)):
+    if strategy.microbatches > 1 and (graph.draws or graph.has_batch_norm):
         return False
     return not (
         (graph.draws and place.type == "cuda")
         or graph.settings.batch_norm == "local"
         or (amp and amp.partition(":")[0] != place.type)
     )
-
-
-def _normalises(graph: OperatorGraph) -> bool:
-    """Whether samples share statistics."""
-    return any("batch_norm" in step.kind for op in graph.ops for step in op.steps)
 
 
 def _narrowest(graph: OperatorGraph) -> str:

@@ -123,7 +123,7 @@ class Microbatch:
         if isinstance(key, ToOthers):
             pending = self._gradients.pop(key, None)
             return None if pending is None else self._awaited(pending)
-        return self.values[key].grad if key in self.values else None
+        return self.values[key].grad
 
     def _loss_gradient(self, share: Share) -> torch.Tensor | None:
         """Of a device's share in the loss: what its own finish says, or one where the shares' sum is the loss."""

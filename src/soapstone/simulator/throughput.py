@@ -40,13 +40,9 @@ def throughput(graph: OperatorGraph, topology: Topology, seconds: float) -> Thro
 
 def counted(graph: OperatorGraph) -> tuple[int, int | None]:
     """The samples of a batch, and its tokens: the elements of the first input of integers of samples by length."""
-    samples, tokens = 1, None
-    for index, axis in reversed([*zip(graph.inputs, graph.settings.batch_dims)]):
-        tensor = graph.tensors[index]
-        if axis is not None:
-            samples = tensor.shape[axis]
-            tokens = prod(tensor.shape) if len(tensor.shape) == 2 and "int" in tensor.dtype else tokens
-    return samples, tokens
+    given = [graph.tensors[i] for i, axis in zip(graph.inputs, graph.settings.batch_dims) if axis is not None]
+    words = (tensor for tensor in given if len(tensor.shape) == 2 and "int" in tensor.dtype)
+    return graph.num_samples, next((prod(tensor.shape) for tensor in words), None)
 
 
 def _flops(graph: OperatorGraph) -> tuple[int, str]:

@@ -103,9 +103,8 @@ def only_baselines(graph: OperatorGraph, topology: Topology, training: Training)
 
 def _baselines(graph: OperatorGraph, topology: Topology) -> dict[str, Strategy]:
     """All that compute the same: batch norm takes the statistics of each microbatch."""
-    has_statistics = any("batch_norm" in step.kind for op in graph.ops for step in op.steps)
     made = {name: make(graph, topology) for name, make in BASELINES.items()}
-    return {name: each for name, each in made.items() if each.microbatches == 1 or not has_statistics}
+    return {name: each for name, each in made.items() if each.microbatches == 1 or not graph.has_batch_norm}
 
 
 def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
