@@ -15,10 +15,10 @@ std::optional<int64_t> propose(soapstone::Simulator& self, const ChangeTuples& c
 }
 
 // (key, ready, end) of the last play's tasks, by (ready, key).
-auto timeline_of(const soapstone::Simulator& self) {
+auto timeline_of(soapstone::Simulator& self) {
   std::vector<uint64_t> keys;
   std::vector<int64_t> ready, end;
-  self.engine().each([&](soapstone::Slot slot, int64_t from, int64_t until) {
+  self.played_engine().each([&](soapstone::Slot slot, int32_t, int64_t from, int64_t until) {
     keys.push_back(self.graph.pool.tasks[slot].key);
     ready.push_back(from);
     end.push_back(until);
@@ -39,11 +39,13 @@ void bind_engines(nb::module_& m) {
       .def(
           "__init__",
           [](Simulator* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
-             const soapstone::Times& times, bool loss_may_separate) {
-            new (self) Simulator(graph, machine, times, {}, {.loss_may_separate = loss_may_separate});
+             const soapstone::Times& times, bool loss_may_separate, int32_t microbatches) {
+            const soapstone::TaskOptions options{.loss_may_separate = loss_may_separate,
+                                                 .num_microbatches = microbatches};
+            new (self) Simulator(graph, machine, times, {}, options);
           },
           nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::kw_only(), nb::arg("loss_may_separate") = true,
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+          nb::arg("microbatches") = 1, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def(
           "begin",
           [](Simulator& self, const std::vector<ConfigurationTuple>& strategy) {

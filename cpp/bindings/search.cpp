@@ -95,15 +95,16 @@ void bind_chain(nb::module_& m) {
           [](Chain* self, const soapstone::Graph& graph, const soapstone::Machine& machine,
              const soapstone::Times& times, const std::vector<std::vector<ConfigurationTuple>>& tables,
              soapstone::By<soapstone::Device, int64_t> memory, int64_t num_states, uint64_t seed,
-             int64_t num_temporaries, soapstone::Method engine) {
+             int64_t num_temporaries, soapstone::Method engine, int32_t microbatches) {
             std::vector<std::vector<Configuration>> native;
             for (const auto& table : tables) native.push_back(to_configurations(table));
             new (self) Chain(graph, machine, times, std::move(native), {std::move(memory), num_states, num_temporaries},
-                             seed, engine);
+                             seed, engine, microbatches);
           },
           nb::arg("graph"), nb::arg("machine"), nb::arg("times"), nb::arg("tables"), nb::arg("memory"),
           nb::arg("num_states"), nb::arg("seed"), nb::arg("num_temporaries") = 0,
-          nb::arg("engine") = soapstone::Method::resume, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(),
+          nb::arg("engine") = soapstone::Method::resume, nb::arg("microbatches") = 1, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 4>(),
           "Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.")
       .def(
           "go",

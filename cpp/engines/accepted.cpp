@@ -26,7 +26,7 @@ void Accepted::progress_at(Position position, By<Resource, Progress>& progress) 
     progress = at_start(graph_.machine.topology);
   for (const Position i : range(point ? point->position : Position(0), position)) {
     const Slot slot = order_[i];
-    serve(graph_.pool.tasks[slot], ready_[slot], progress, [](int64_t) {});
+    serve(graph_.pool.tasks[slot], ready_[slot], progress, [](const Hold&, int64_t) {});
   }
 }
 

@@ -9,9 +9,11 @@ Engine::Engine(TaskGraph& graph)
       touch_(graph, accepted_),
       full_(play_, accepted_),
       resume_(play_, accepted_, touch_),
-      delta_(play_, accepted_, touch_) {}
+      delta_(play_, accepted_, touch_),
+      repeat_(graph) {}
 
 bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
+  if (repeats()) return repeat_.run(limit, bounds);
   accepted_.resize(graph_.pool.tasks.size());
   if (method == Method::full || accepted_.empty()) return full_.run(limit, bounds);
   if (method == Method::delta) return delta_.run(limit, bounds);
@@ -20,10 +22,18 @@ bool Engine::play(Method method, int64_t limit, const Bounds& bounds) {
 }
 
 void Engine::commit() {
+  if (repeats()) return;
   accepted_.commit(play_.cut, play_.main, play_.served, play_.leads);
   resume_.commit();
   delta_.commit();
   rollback();
+}
+
+void Engine::rollback() {
+  if (repeats())
+    repeat_.forget();
+  else
+    play_.forget();
 }
 
 }  // namespace soapstone

@@ -46,10 +46,6 @@ class Ledger {
   // update works on so many numbers for each element. What is done once for all microbatches has the last one's times.
   const std::vector<Holding>& write(std::span<const TaskTimes> microbatches, int64_t num_temporaries,
                                     std::optional<Device> only = std::nullopt);
-  const std::vector<Holding>& write(const TaskTimes& times, int64_t num_temporaries,
-                                    std::optional<Device> only = std::nullopt) {
-    return write({&times, 1}, num_temporaries, only);
-  }
   // The most that lies on each device at a time, of what was written last.
   By<Device, int64_t> peak() const;
 

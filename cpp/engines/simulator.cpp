@@ -63,7 +63,8 @@ std::optional<int64_t> Simulator::propose(const Changes& changes, int64_t limit,
   if (method == Method::resume && changes_nothing(changes)) return propose_nothing(limit, most_overflow);
   engine_.prepare(method);
   // They cost as much as some plays, so a strategy that will not last does without.
-  if (++num_since_ == patience) book(in_bounds, [&] { followers_.find(graph, std::exchange(changed_since_, {})); });
+  if (!engine_.repeats() && ++num_since_ == patience)
+    book(in_bounds, [&] { followers_.find(graph, std::exchange(changed_since_, {})); });
   bool possible = false;
   try {
     possible = is_possible(changes, limit, most_overflow, most_flows);
@@ -90,6 +91,7 @@ bool Simulator::is_possible(const Changes& changes, int64_t limit, int64_t most_
   int64_t first = 0;
   book(in_flows, [&] {
     proposal_->regroup();
+    if (engine_.repeats()) return;
     first = engine_.first_input();
     engine_.find_idle(first, idle_);
   });
@@ -143,7 +145,7 @@ bool Simulator::overflows_by_at_most(int64_t most) {
   const auto all = bound.indices();
   const Device fullest =
       *std::max_element(all.begin(), all.end(), [&](Device a, Device b) { return above(a) < above(b); });
-  const TaskTimes times = played();
+  const auto times = played();
   ledger_.write(times, memory_.num_temporaries, fullest);
   if (overflow_of(with_lasting(ledger_.peak(), memory_.num_states)) > most) return false;
   ledger_.write(times, memory_.num_temporaries);
@@ -156,16 +158,25 @@ By<Device, int64_t> Simulator::peak(int64_t num_states, int64_t num_temporaries)
   return with_lasting(ledger_.peak(), num_states);
 }
 
-TaskTimes Simulator::played() {
-  TaskTimes times;
-  times.start.resize(graph.pool.tasks.size());
-  times.end.resize(graph.pool.tasks.size());
+const Engine& Simulator::played_engine() {
+  if (engine_.has_forgotten()) engine_.play(Method::full, INT64_MAX, bounds_);
+  return engine_;
+}
+
+std::vector<TaskTimes> Simulator::played() {
+  const size_t num_slots = graph.pool.tasks.size();
+  std::vector<TaskTimes> times(graph.num_microbatches);
+  for (auto& [start, end] : times) {
+    start.resize(num_slots);
+    end.resize(num_slots);
+  }
   By<Resource, Progress> resources = at_start(graph.machine.topology);
-  engine_.each([&](Slot slot, int64_t ready, int64_t end) {
+  played_engine().each([&](Slot slot, int32_t microbatch, int64_t ready, int64_t end) {
     int64_t first = INT64_MAX;
-    serve(graph.pool.tasks[slot], ready, resources, [&](int64_t start) { first = std::min(first, start); });
-    times.start[slot] = first == INT64_MAX ? ready : first;
-    times.end[slot] = end;
+    serve(graph.pool.tasks[slot], ready, resources,
+          [&](const Hold&, int64_t start) { first = std::min(first, start); });
+    times[microbatch].start[slot] = first == INT64_MAX ? ready : first;
+    times[microbatch].end[slot] = end;
   });
   return times;
 }

@@ -36,6 +36,8 @@ class Simulator {
   // what was played last.
   int64_t overflow();
   By<Device, int64_t> peak(int64_t num_states, int64_t num_temporaries);
+  // The engine, with what is proposed, or else accepted, played.
+  const Engine& played_engine();
   bool is_open() const { return proposal_ || nothing_; }
   int64_t makespan() const { return makespan_; }  // of what was accepted
   const Engine& engine() const { return engine_; }
@@ -59,7 +61,7 @@ class Simulator {
   int64_t least_overflow() const;
   bool surely_fits();
   bool overflows_by_at_most(int64_t most);
-  TaskTimes played();
+  std::vector<TaskTimes> played();
   By<Device, int64_t> with_lasting(By<Device, int64_t> held, int64_t num_states) const;
   // Runs something and books its time.
   template <typename Run>

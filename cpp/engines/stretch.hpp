@@ -50,7 +50,7 @@ inline By<Resource, Progress> at_start(const Topology& topology) {
   return progress;
 }
 
-// Serves a task that is ready; `visit(start)` hears when it begins on each of what it holds.
+// Serves a task that is ready; `visit(hold, start)` hears when it begins on each of what it holds.
 template <typename Visit>
 void serve(const Task& task, int64_t ready, By<Resource, Progress>& resources, Visit visit) {
   const int64_t launched = launch(task, ready, resources);
@@ -61,7 +61,7 @@ void serve(const Task& task, int64_t ready, By<Resource, Progress>& resources, V
       progress.free = start + hold.duration;
       progress.served += hold.duration;
     }
-    visit(start);
+    visit(hold, start);
   });
 }
 

@@ -20,18 +20,20 @@ int64_t largest_accepted(int64_t makespan, double u, double temperature, bool re
 }  // namespace
 
 Chain::Chain(const Graph& graph, const Machine& machine, const Times& times,
-             std::vector<std::vector<Configuration>> tables, MemoryLimit memory, uint64_t seed, Method engine)
+             std::vector<std::vector<Configuration>> tables, MemoryLimit memory, uint64_t seed, Method engine,
+             int32_t num_microbatches)
     : graph_(graph),
       machine_(machine),
       times_(times),
       tables_(std::move(tables)),
       memory_(std::move(memory)),
       random_(seed),
-      engine_(engine) {}
+      engine_(engine),
+      options_{.num_microbatches = num_microbatches} {}
 
 void Chain::go(const Strategy& strategy) {
   if (!simulator_) {
-    auto simulator = std::make_unique<Simulator>(graph_, machine_, times_, memory_);
+    auto simulator = std::make_unique<Simulator>(graph_, machine_, times_, memory_, options_);
     simulator->begin(strategy);
     simulator_ = std::move(simulator);
   } else {
@@ -44,7 +46,24 @@ void Chain::go(const Strategy& strategy) {
     simulator_->accept();
   }
   overflow_ = simulator_->overflow();
+  find_windows(strategy);
   note();
+}
+
+void Chain::find_windows(const Strategy& strategy) {
+  windows_.assign(machine_.topology.num_devices(), 0);
+  for (const Configuration& configuration : strategy)
+    for (const Device device : configuration.devices)
+      windows_[device] = std::max(windows_[device], configuration.in_flight);
+}
+
+int32_t Chain::window_of(const By<Part, Device>& devices) const {
+  int32_t window = 0;
+  for (const Device device : devices) {
+    if (windows_[device] == 0) return 0;
+    window = std::max(window, windows_[device]);
+  }
+  return window;
 }
 
 Strategy Chain::strategy() const {
@@ -72,6 +91,7 @@ void Chain::find_changes(const Move& move, const Option& option) {
     Configuration wanted = option.what == Option::What::splits ? option.value : now;
     wanted.shard = option.what == Option::What::shards ? option.value.shard : now.shard;
     wanted.recompute = option.what == Option::What::recomputes ? option.value.recompute : now.recompute;
+    wanted.in_flight = window_of(wanted.devices);
     if (wanted != now) changes_.emplace_back(op, std::move(wanted));
   }
 }
@@ -138,7 +158,7 @@ int64_t Chain::most_flows() const { return std::max(many_flows, simulator_->grap
 std::optional<int64_t> Chain::propose_anew(int64_t limit) {
   Strategy proposed = strategy();
   for (const auto& [op, configuration] : changes_) proposed[op] = configuration;
-  anew_ = std::make_unique<Simulator>(graph_, machine_, times_, memory_);
+  anew_ = std::make_unique<Simulator>(graph_, machine_, times_, memory_, options_);
   const int64_t makespan = anew_->begin(proposed), overflow = anew_->overflow();
   const bool fits = overflow < overflow_ || (overflow == overflow_ && makespan <= limit);
   if (fits && anew_->graph.totals.num_flows <= most_flows()) return makespan;

@@ -11,6 +11,9 @@
 //
 // Walks are the same with each engine. `resume` knows the limit, as above; `delta` and `full` are the paper's two
 // simulation algorithms, which play every proposal to its end, and `full` makes the task graph anew for it.
+//
+// How many microbatches there are is fixed, and so is how many each device has in flight, by the strategy that the
+// chain went to last: what moves to a device takes its window.
 #pragma once
 
 #include <atomic>
@@ -66,7 +69,7 @@ class Chain {
   using Clock = std::chrono::steady_clock;
 
   Chain(const Graph&, const Machine&, const Times&, std::vector<std::vector<Configuration>> tables, MemoryLimit,
-        uint64_t seed, Method engine = Method::resume);
+        uint64_t seed, Method engine = Method::resume, int32_t num_microbatches = 1);
 
   // Goes to a strategy, however long it takes.
   void go(const Strategy& strategy);
@@ -105,6 +108,8 @@ class Chain {
   }
   Option option(const Move& move, size_t index) const;
   void find_changes(const Move& move, const Option& option);
+  int32_t window_of(const By<Part, Device>& devices) const;
+  void find_windows(const Strategy& strategy);
   Option drawn(const Move& move);
   size_t draw(size_t count);
   double draw();
@@ -126,6 +131,7 @@ class Chain {
   const MemoryLimit memory_;
   std::mt19937_64 random_;
   const Method engine_;
+  const TaskOptions options_;
   std::unique_ptr<Simulator> simulator_;
   std::unique_ptr<Simulator> anew_;  // of an open proposal, where the engine is `full`
   const Clock::time_point begun_ = Clock::now();
@@ -133,7 +139,8 @@ class Chain {
   Strategy best_;
   std::vector<Improvement> history_;
   int64_t num_neighbours_ = 0;
-  Changes changes_;  // try_out's own
+  Changes changes_;              // try_out's own
+  By<Device, int32_t> windows_;  // microbatches in flight on each device, 0 where there is no limit
   std::atomic<int64_t> num_proposals_ = 0, best_makespan_ = INT64_MAX, best_overflow_ = INT64_MAX;
   std::atomic<bool> stopped_ = false;
 };

@@ -185,15 +185,19 @@ std::unique_ptr<OpBlock> OpBlocks::make_block(OpIndex op, const OpState& state) 
 void OpBlocks::count(OpIndex op, const OpState& state, int64_t sign) {
   if (!state.block) return;
   auto& totals = graph_.totals;
-  totals.count(*state.block, sign);
+  const int64_t times = sign * graph_.num_microbatches, saved = sign * graph_.most_saved(state.configuration);
+  int64_t made = 0;
+  for (const Operand& output : graph_.graph.ops[op].outputs)
+    made = std::max<int64_t>(made, graph_.most_made(output.tensor, state.configuration));
+  totals.count(*state.block, times);
   for (const Part part : state.layout->parts()) {
     const Device device = state.configuration.devices[part];
     for (const auto* slots :
          {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
       if (!slots->empty() && (*slots)[part] != none)
-        totals.compute[device] += sign * graph_.pool.tasks[(*slots)[part]].first.duration;
-    totals.memory.saved[device] += sign * state.layout->saved[part];
-    totals.memory.made[device] += sign * state.layout->made[part];
+        totals.compute[device] += times * graph_.pool.tasks[(*slots)[part]].first.duration;
+    totals.memory.saved[device] += saved * state.layout->saved[part];
+    totals.memory.made[device] += sign * made * state.layout->made[part];
   }
   count_working(op, state, sign);
 }

@@ -168,16 +168,17 @@ int64_t FlowBuilder::Tally::end(std::vector<Hold>* sums) {
 // The messages of one output part's flows.
 void FlowBuilder::add_trips(size_t first) {
   const auto& topology = graph_.machine.topology;
+  const int64_t in_flight = graph_.most_made(index_, maker_->configuration);
   for (size_t i = first; i < block_->flows.size(); ++i) {
     auto& flow = block_->flows[i];
     flow.bytes = tensor_->item_size;
     for (int64_t dim = 0; dim < rank_; ++dim) flow.bytes *= block_->hulls[i * rank_ + dim].size();
     if (!flow.moves()) continue;
     flow.there = there_.add(topology.way(flow.source, flow.device, flow.bytes));
-    block_->made[flow.device] += flow.bytes;
+    block_->made[flow.device] += in_flight * flow.bytes;
     if (!flow.returns) continue;
     flow.back = back_.add(topology.way(flow.device, flow.source, flow.bytes));
-    block_->made[flow.source] += flow.bytes;
+    block_->made[flow.source] += in_flight * flow.bytes;
   }
 }
 

@@ -41,11 +41,12 @@ bool FlowBlocks::route(ChangeSet& changes, int64_t limit, const Idle* idle) {
 
 void FlowBlocks::count(const FlowBlock& block, int64_t sign) {
   auto& totals = graph_.totals;
+  const int64_t times = sign * graph_.num_microbatches;
   totals.num_flows += sign * static_cast<int64_t>(block.flows.size());
   const auto add = [&](By<Resource, int64_t>& to, const std::vector<Hold>& sums) {
     for (const auto& [resource, launch, duration] : sums) {
-      to[resource] += sign * duration;
-      totals.work[resource] += sign * duration;
+      to[resource] += times * duration;
+      totals.work[resource] += times * duration;
     }
   };
   add(totals.before, block.before);

@@ -293,7 +293,6 @@ void GatherBlocks::list(Listing& listing) const {
       const Bucket& bucket = graph_.syncs[group]->tasks->buckets[gather.bucket];
       TaskRow row;
       row.kind = Kind::gather;
-      if (bucket.shard == Shard::optimizer) row.occurs = Occurrence::first;
       row.op = graph_.graph.tensors[tensors[bucket.pieces[0].first]].readers.front().first;
       row.part = bucket.pieces[0].second;
       row.backward = gather.backward;

@@ -10,9 +10,9 @@
 namespace soapstone {
 
 Listing::Listing(const Graph& graph, Machine machine, const Times& times, const Strategy& strategy, int32_t count)
-    : num_microbatches(count), graph_(graph, std::move(machine), times, {.thorough = true}) {
-  if (count < 1) throw std::invalid_argument("a batch has one microbatch or more");
+    : num_microbatches(count), graph_(graph, std::move(machine), times, {.thorough = true, .num_microbatches = count}) {
   graph_.begin(strategy);
+  occurrences_ = occurrences(graph_);
   graph_.list(*this);
   sort_rows();
   if (count > 1) repeat();
@@ -22,6 +22,7 @@ Listing::Listing(const Graph& graph, Machine machine, const Times& times, const 
 void Listing::add(Slot slot, TaskRow row) {
   const Task& task = graph_.pool.tasks[slot];
   row.key = task.key;
+  row.occurs = occurrences_[slot];
   row.latency = task.latency;
   if (task.num_holds > 0) row.holds.push_back(task.first);
   if (task.num_holds > 1) row.holds.insert(row.holds.end(), task.holds + 1, task.holds + task.num_holds);
@@ -111,7 +112,7 @@ void Listing::link_rows() {
     }
   }
   if (num_microbatches > 1)
-    for (const auto& [from, to, lag] : lagged_edges(graph_, num_microbatches))
+    for (const auto& [from, to, lag] : lagged_edges(graph_))
       for (int32_t i = lag; i < num_microbatches; ++i) add(row_of(from, i - lag), row_of(to, i));
   for (size_t flow = 0; flow < flows.size(); ++flow) {
     const auto [forward, backward] = transfers_[flow];

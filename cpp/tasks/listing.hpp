@@ -9,8 +9,6 @@
 
 namespace soapstone {
 
-enum class Occurrence : int32_t { first, each, last };  // the microbatches for which a task is done
-
 struct TaskRow {
   uint64_t key = 0;
   Kind kind = Kind::forward;
@@ -71,8 +69,9 @@ class Listing {
   void repeat();
 
   TaskGraph graph_;
-  std::vector<Slot> slots_;                                          // by row
-  std::vector<std::pair<Slot, Slot>> transfers_;                     // by flow: forward, backward
+  std::vector<Slot> slots_;                       // by row
+  std::vector<std::pair<Slot, Slot>> transfers_;  // by flow: forward, backward
+  By<Slot, Occurrence> occurrences_;
   By<Slot, int32_t> row_of_;                                         // of microbatch 0; -1 where no task is
   int32_t num_first_ = 0, num_each_ = 0;                             // rows that occur so
   std::map<std::tuple<int32_t, OutputPart, Device>, int32_t> flow_;  // by (tensor, part, device)

@@ -11,8 +11,8 @@ class LagFinder {
   explicit LagFinder(const TaskGraph& graph)
       : graph_(graph), num_devices_(graph.machine.topology.num_devices()), runs_(graph.ops.size() * num_devices_, -1) {}
 
-  std::vector<LaggedEdge> find(int32_t num_microbatches) {
-    for (const OpIndex op : graph_.ops.indices()) add_window(op, num_microbatches);
+  std::vector<LaggedEdge> find() {
+    for (const OpIndex op : graph_.ops.indices()) add_window(op);
     find_runs();
     add_runs();
     add_gathers();
@@ -20,10 +20,10 @@ class LagFinder {
   }
 
  private:
-  void add_window(OpIndex op, int32_t num_microbatches) {
+  void add_window(OpIndex op) {
     const auto& [configuration, layout, block] = graph_.ops[op];
     const int32_t in_flight = configuration.in_flight;
-    if (block->backward.empty() || in_flight == 0 || in_flight >= num_microbatches) return;
+    if (block->backward.empty() || in_flight == 0 || in_flight >= graph_.num_microbatches) return;
     for (const Part part : layout->parts()) edges_.push_back({block->backward[part], block->forward[part], in_flight});
   }
 
@@ -116,8 +116,22 @@ class LagFinder {
 
 }  // namespace
 
-std::vector<LaggedEdge> lagged_edges(const TaskGraph& graph, int32_t num_microbatches) {
-  return LagFinder(graph).find(num_microbatches);
+By<Slot, Occurrence> occurrences(const TaskGraph& graph) {
+  By<Slot, Occurrence> found(graph.pool.tasks.size(), Occurrence::each);
+  std::vector<SlotRun> once;
+  graph.syncs.add_slots(once);
+  graph.updates.add_slots(once);
+  for (const SlotRun& run : once)
+    for (const Slot slot : run.slots()) found[slot] = Occurrence::last;
+  for (size_t group = 0; group < graph.syncs.groups().size(); ++group) {
+    if (!graph.gathers[group]) continue;
+    for (const Gather& gather : graph.gathers[group]->gathers)
+      if (graph.syncs[group]->tasks->buckets[gather.bucket].shard == Shard::optimizer)
+        found[gather.slot] = Occurrence::first;
+  }
+  return found;
 }
+
+std::vector<LaggedEdge> lagged_edges(const TaskGraph& graph) { return LagFinder(graph).find(); }
 
 }  // namespace soapstone

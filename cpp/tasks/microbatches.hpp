@@ -18,12 +18,17 @@
 
 namespace soapstone {
 
+// The microbatches for which a task is done.
+enum class Occurrence : int32_t { first, each, last };
+
+By<Slot, Occurrence> occurrences(const TaskGraph& graph);
+
 // `to` of a microbatch waits for `from` of the microbatch `lag` before it.
 struct LaggedEdge {
   Slot from, to;
   int32_t lag;
 };
 
-std::vector<LaggedEdge> lagged_edges(const TaskGraph& graph, int32_t num_microbatches);
+std::vector<LaggedEdge> lagged_edges(const TaskGraph& graph);
 
 }  // namespace soapstone

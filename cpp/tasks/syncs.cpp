@@ -342,7 +342,6 @@ void SyncBlocks::list(Listing& listing) const {
       const auto& [first, piece] = bucket.pieces[0];
       TaskRow row;
       row.kind = Kind::sync;
-      row.occurs = Occurrence::last;
       row.op = graph_.graph.tensors[tensors[first]].readers.front().first;
       row.part = piece;
       row.backward = true;

@@ -29,10 +29,11 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& from, TaskOptions
       machine(std::move(on)),
       times(from),
       thorough(options.thorough),
+      num_microbatches(options.num_microbatches),
       reads(find_reads(graph)),
       layouts(graph),
       totals(machine.topology.num_resources(), machine.topology.num_devices()),
-      loss(*this, options.loss_may_separate),
+      loss(*this, options.loss_may_separate && options.num_microbatches == 1),
       ops(*this),
       flows(*this),
       syncs(*this),
@@ -40,7 +41,9 @@ TaskGraph::TaskGraph(const Graph& of, Machine on, const Times& from, TaskOptions
       updates(*this),
       successors(*this),
       kinds_{&ops, &flows, &syncs, &gathers, &updates},
-      totals_before_(totals) {}
+      totals_before_(totals) {
+  if (num_microbatches < 1) throw std::invalid_argument("a batch has one microbatch or more");
+}
 
 void TaskGraph::begin(const Strategy& strategy) {
   if (strategy.size() != graph.ops.size()) throw std::invalid_argument("a strategy has one configuration an op");
@@ -52,6 +55,18 @@ void TaskGraph::begin(const Strategy& strategy) {
   first.link();
   first.commit();
   changes_.clear();  // a first play takes everything anew
+}
+
+int32_t TaskGraph::most_saved(const Configuration& configuration) const {
+  return configuration.in_flight == 0 ? num_microbatches : std::min(configuration.in_flight, num_microbatches);
+}
+
+// Its maker's backward comes after all readers', where they give it a gradient.
+int32_t TaskGraph::most_made(int32_t tensor, const Configuration& maker) const {
+  const auto& [source, item_size, read_size, grad, factoring, producer, output, readers] = graph.tensors[tensor];
+  const bool all_return = grad && std::all_of(readers.begin(), readers.end(),
+                                              [&](const auto& reader) { return graph.ops[reader.first].backward; });
+  return all_return ? most_saved(maker) : num_microbatches;
 }
 
 const Overlaps& TaskGraph::between(int32_t tensor, int32_t reader) {

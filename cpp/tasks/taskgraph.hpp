@@ -24,6 +24,7 @@ namespace soapstone {
 struct TaskOptions {
   bool thorough = false;          // keep edges that follow from others; engines do as well without
   bool loss_may_separate = true;  // let engines and bounds make use of a loss that all of forward comes before
+  int32_t num_microbatches = 1;   // that pass through it; totals are of all of them
 };
 
 class TaskGraph {
@@ -38,6 +39,7 @@ class TaskGraph {
   const Machine machine;
   const Times& times;
   const bool thorough;
+  const int32_t num_microbatches;
   // The tensors that an op reads, each with its index in their readers.
   const By<OpIndex, std::vector<std::pair<int32_t, int32_t>>> reads;
   Layouts layouts;
@@ -56,6 +58,11 @@ class TaskGraph {
   bool is_changing(OpIndex op) const { return ops.is_changing(op); }
   bool is_routed(int32_t tensor) const { return changes_.is_routed(tensor); }
   const Totals& totals_before() const { return totals_before_; }
+
+  // Of how many microbatches values lie there at the same time at most: those that a part keeps for its backward, and
+  // those of one of its op's outputs.
+  int32_t most_saved(const Configuration& configuration) const;
+  int32_t most_made(int32_t tensor, const Configuration& maker) const;
 
   const Overlaps& between(int32_t tensor, int32_t reader);
   uint64_t key(bool backward, OpIndex op, Kind kind, int64_t slot, int64_t major, int64_t minor) const;

@@ -9,9 +9,9 @@ Totals::Totals(size_t num_resources, size_t num_devices)
     column->resize(num_devices);
 }
 
-void Totals::count(const Block& block, int64_t sign) {
+void Totals::count(const Block& block, int64_t times) {
   const auto add = [&](By<Resource, int64_t>& to, size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) to[block.holds[i].resource] += sign * block.holds[i].duration;
+    for (size_t i = begin; i < end; ++i) to[block.holds[i].resource] += times * block.holds[i].duration;
   };
   add(before, 0, block.num_before);
   add(work, 0, block.holds.size());

@@ -1,4 +1,5 @@
-// What adds up over all tasks of a task graph, kept along while blocks come and go.
+// What adds up over all tasks of a task graph and its microbatches, kept along while blocks come and go. Gathers count
+// once, though some are done for each microbatch.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +33,8 @@ struct Totals {
   int64_t num_flows = 0;
   MemoryTotals memory;
 
-  // Add what a block's tasks hold, or with -1 take it away.
-  void count(const Block& block, int64_t sign);
+  // Add what a block's tasks hold so many times, or take it away.
+  void count(const Block& block, int64_t times);
 };
 
 // How long each stands idle before a change can touch anything, up to the loss and from there on.

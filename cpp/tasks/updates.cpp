@@ -60,7 +60,6 @@ void Updates::list(Listing& listing) const {
     if (!is_there(device)) continue;
     TaskRow row;
     row.kind = Kind::update;
-    row.occurs = Occurrence::last;
     row.devices = {device};
     listing.add(slot_of(device), std::move(row));
   }

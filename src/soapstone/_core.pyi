@@ -315,7 +315,7 @@ class Method(enum.Enum):
     delta = 2
 
 class Simulator:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, *, loss_may_separate: bool = True) -> None: ...
+    def __init__(self, graph: Graph, machine: Machine, times: Times, *, loss_may_separate: bool = True, microbatches: int = 1) -> None: ...
 
     def begin(self, strategy: Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]) -> int:
         """Play the first strategy and return its makespan."""
@@ -376,7 +376,7 @@ class Simulator:
     def num_cut_short(self) -> int: ...
 
 class Chain:
-    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0, engine: Method = Method.resume) -> None:
+    def __init__(self, graph: Graph, machine: Machine, times: Times, tables: Sequence[Sequence[tuple[Sequence[int], Sequence[int], int, bool, int]]], memory: Sequence[int], num_states: int, seed: int, num_temporaries: int = 0, engine: Method = Method.resume, microbatches: int = 1) -> None:
         """
         Moves choose from tables of configurations; `memory` is bytes by device, empty for no limit.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,17 @@ from torch import nn
 import soapstone as ss
 from soapstone.costs import OpTimes
 from soapstone.errors import StrategyError
-from soapstone.simulator import BACKWARD, FORWARD, GATHER, SYNC, UPDATE, Simulation
+from soapstone.simulator import (
+    BACKWARD,
+    FORWARD,
+    GATHER,
+    SYNC,
+    UPDATE,
+    Simulation,
+    states_of,
+    temporaries_of,
+    workspace_of,
+)
 from soapstone.topology import Device, Link, Topology
 from tests.support.chains import Launching, at_start, graph_of, launches_of, with_hosts
 from tests.support.microbatches import microbatched
@@ -181,6 +192,38 @@ def test_a_batch_that_cannot_be_cut_is_refused() -> None:
         ss.Strategy(graph, topology, one | {"0": ON({"sample": 2}, (0, 1))}, 16)
     with pytest.raises(StrategyError, match="in_flight must be a whole number"):
         ON(in_flight=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_changes_are_played_as_if_from_the_start(name: str) -> None:
+    """Makespans, limits that decide as a whole play does, bounds and peaks."""
+    rng = random.Random(name)
+    sim = random_simulation(name, len(name))
+    simulator = ss.Simulator(sim.graph, sim.topology, sim.strategy, training=sim.training)
+    assert simulator.makespan_ns == sim.makespan_ns
+    accepted, count = sim.memory.peak, sim.strategy.microbatches
+    for seed in range(12):
+        other = recomputed(microbatched(sim.graph, sim.topology, count, 100 + seed), seed)
+        names = rng.sample(list(other), min(5, len(other)))
+        changes = {op: replace(other[op], shard=simulator.strategy[op].shard) for op in names}
+        strategy = simulator.strategy.replace(changes)
+        whole = ss.simulate(sim.graph, sim.topology, strategy, training=sim.training)
+        assert simulator.propose(changes, limit=whole.makespan_ns - 1) is None
+        assert simulator.propose(changes, limit=whole.makespan_ns) == whole.makespan_ns
+        assert simulator.native.bound <= whole.makespan_ns
+        assert (simulator.memory_bound == whole.memory.bound).all()
+        assert (peak_of(simulator) == whole.memory.peak).all()
+        if rng.random() < 0.5:
+            simulator.accept()
+            accepted = whole.memory.peak
+        else:
+            simulator.reject()
+            assert (peak_of(simulator) == accepted).all()
+
+
+def peak_of(simulator: ss.Simulator) -> np.ndarray:
+    numbers = (count(simulator.training.optimizer) for count in (states_of, temporaries_of))
+    return simulator.native.peak(*numbers) + [workspace_of(device) for device in simulator.topology.devices]
 
 
 @pytest.mark.parametrize("seed", range(6))

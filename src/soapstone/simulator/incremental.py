@@ -25,8 +25,9 @@ FASTEST = "resume"  # where nothing comes before a change it is `full`; `delta` 
 
 
 class Simulator:
-    """The makespan of a strategy and of changes to it; without `loss_may_separate` no use is made of forward ending
-    before backward begins, which takes longer and finds the same. Raises what `simulate` raises."""
+    """The makespan of a strategy and of changes to it, with as many microbatches. Without `loss_may_separate` no use is
+    made of forward ending before backward begins, which takes longer and finds the same. Raises what `simulate`
+    raises."""
 
     def __init__(
         self,
@@ -38,12 +39,16 @@ class Simulator:
         loss_may_separate: bool = True,
     ) -> None:
         check_all(graph, topology, strategy, training)
-        if strategy.microbatches > 1:
-            raise StrategyError(f"this strategy has {strategy.microbatches} microbatches; changes are played with one")
         self.graph, self.topology, self.strategy, self.training = graph, topology, strategy, training
-        self._times = KnownTimes(graph, topology, training.costs)
+        self._times = KnownTimes(strategy.played, topology, training.costs)
         machine = machine_of(topology, self._times, training)
-        self.native = _core.Simulator(graph.native, machine, self._times.native, loss_may_separate=loss_may_separate)
+        self.native = _core.Simulator(
+            strategy.played.native,
+            machine,
+            self._times.native,
+            loss_may_separate=loss_may_separate,
+            microbatches=strategy.microbatches,
+        )
         self._times.fill_all((i, degrees, devices) for i, (degrees, devices, *_) in enumerate(strategy.native))
         with translated_errors():
             self.native.begin(strategy.native)
@@ -73,7 +78,7 @@ class Simulator:
         native = []
         for name, configuration in changes.items():
             index = self.graph.index(name)
-            op = self.graph.ops[index]
+            op = self.strategy.played.ops[index]
             if not isinstance(configuration, Configuration):
                 raise StrategyError(f"op {name!r} needs a Configuration, not {type(configuration).__name__}")
             configuration.check(op, self.topology.num_devices)

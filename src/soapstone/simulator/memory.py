@@ -69,8 +69,8 @@ class Memory:
     gathered: np.ndarray  # of those, that come and go: of each device no more than a share stays
     gradients: np.ndarray
     states: np.ndarray
-    saved: np.ndarray
-    made: np.ndarray  # outputs, and what messages bring
+    saved: np.ndarray  # of all microbatches that may be there at once
+    made: np.ndarray  # outputs, and what messages bring, of as many
     transient: np.ndarray  # of the largest task, and what the update works on
     buckets: np.ndarray
     workspace: np.ndarray
@@ -134,14 +134,11 @@ class Ledger:
         return Filling(device, int(memory.peak[device]), shown, ops)
 
 
-def memory_of(
-    native: _core.TaskGraph, topology: Topology, ledger: Ledger, optimizer: str, microbatches: int = 1
-) -> Memory:
-    """The memory of a played task graph; all microbatches may be there at once."""
+def memory_of(native: _core.TaskGraph, topology: Topology, ledger: Ledger, optimizer: str) -> Memory:
+    """The memory of a played task graph."""
     parameters, gathered, gradients, updated, saved, made, buckets, transient = native.memory()
     states, workspace = updated * states_of(optimizer), workspaces_of(topology)
     transient = transient + updated * temporaries_of(optimizer)
     peak = parameters + states + workspace + ledger.peak
-    bound = bound_of(native, topology, optimizer) + (microbatches - 1) * (saved + made)
-    saved, made = microbatches * saved, microbatches * made
+    bound = bound_of(native, topology, optimizer)
     return Memory(parameters, gathered, gradients, states, saved, made, transient, buckets, workspace, bound, peak)

@@ -111,8 +111,7 @@ class Simulation:
     @cached_property
     def memory(self) -> Memory:
         """What each device must hold: an upper bound, its parts, and the peak along this timeline."""
-        count = self.strategy.microbatches
-        return memory_of(self.native, self.topology, self._ledger, self.training.optimizer, count)
+        return memory_of(self.native, self.topology, self._ledger, self.training.optimizer)
 
     @cached_property
     def fullest(self) -> Filling:
