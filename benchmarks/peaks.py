@@ -1,13 +1,16 @@
 """The predicted peak of memory against what the allocator of NCCL ranks saw, under each technique that saves some:
-sharded state, sharded weights, recomputation. The ranks share one GPU; each counts its own bytes.
+sharded state, sharded weights, recomputation, and a stage for each rank with few microbatches in flight. The ranks
+share one GPU; each counts its own bytes.
 
-python -m benchmarks.peaks [--measure RANKS]   (without: predicts what stands in benchmarks/data/peaks_h200.json)"""
+python -m benchmarks.peaks [--measure RANKS [--only pp]]   (without: predicts what stands in
+benchmarks/data/peaks_h200.json)"""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
+import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -37,7 +40,16 @@ class Case(NamedTuple):
 
 
 CASES = (Case("gpt2", 8), Case("llama", 1), Case("resnet-101", 32), Case("nmt", 32), Case("gpt2", 8, "bfloat16"))
-TECHNIQUES = tuple((baseline, again) for baseline in ("data", "zero1", "fsdp") for again in (False, True))
+BASELINES = ("data", "zero1", "fsdp")
+FREE = ", all in flight"  # a pipeline without windows
+PIPELINED, MICROBATCHES = "gpt2", 8
+
+
+def techniques(case: Case, ranks: int) -> list[tuple[str, bool]]:
+    """Baselines, with and without recomputation."""
+    stages = f"pp{ranks}-m{MICROBATCHES}"
+    pipelines = [(stages, False), (stages + FREE, False)] if case.model == PIPELINED else []
+    return [*((baseline, again) for baseline in BASELINES for again in (False, True)), *pipelines]
 
 
 def request(case: Case, ranks: int) -> Request:
@@ -46,7 +58,9 @@ def request(case: Case, ranks: int) -> Request:
 
 def planned(graph: ss.OperatorGraph, topology: ss.Topology, baseline: str, recompute: bool) -> ss.Strategy:
     """A baseline; all runs recomputed, where that is asked for."""
-    strategy = ss.baselines.BASELINES[baseline](graph, topology)
+    strategy = ss.baselines.baseline(baseline.removesuffix(FREE), graph, topology)
+    if baseline.endswith(FREE):
+        strategy = strategy.replace({name: replace(each, in_flight=None) for name, each in strategy.items()})
     names = [graph.ops[op].name for run in runs_of(graph) for op in run] if recompute else []
     return strategy.replace({name: replace(strategy[name], recompute=True) for name in names})
 
@@ -75,11 +89,15 @@ def measured(case: Case, baseline: str, recompute: bool, transport: Transport, p
     return int(max(transport.exchange(torch.cuda.max_memory_allocated(place))))
 
 
-def on_each_rank(path: Path) -> None:
-    rows: list[object] = []
+def on_each_rank(path: Path, only: str) -> None:
+    """Measures those whose baseline's name begins so, and keeps what else is known."""
     with joined("python -m benchmarks.peaks") as (transport, place):
+        known = json.loads(path.read_text())["rows"] if only else []
+        rows: list[list[object]] = [row for row in known if not str(row[4]).startswith(only)]
         for case in CASES:
-            for baseline, again in TECHNIQUES:
+            for baseline, again in techniques(case, transport.size):
+                if not baseline.startswith(only):
+                    continue
                 rows.append([*case, transport.size, baseline, again, measured(case, baseline, again, transport, place)])
                 gc.collect()
                 if transport.rank == 0:
@@ -87,7 +105,7 @@ def on_each_rank(path: Path) -> None:
                     path.write_text(written(rows))
 
 
-def written(rows: list[object]) -> str:
+def written(rows: list[list[object]]) -> str:
     """A row a line."""
     about = {
         "machine": torch.cuda.get_device_name(),
@@ -105,19 +123,22 @@ def show() -> None:
     print(f"peak memory of a rank, {found['machine']}, torch {found['torch']}, {found['date']}")
     for model, batch, amp, ranks, baseline, again, size in found["rows"]:
         peak = predicted(Case(model, batch, amp), ranks, baseline, again).fullest.peak
-        name = f"{model:<12}{batch:>4}  {amp or 'float32':<10}{ranks} ranks  {baseline + ', recomputed' * again:<20}"
+        name = f"{model:<12}{batch:>4}  {amp or 'float32':<10}{ranks} ranks  {baseline + ', recomputed' * again:<24}"
         print(f"{name}{peak / 1e9:>9.3f} GB{size / 1e9:>9.3f} GB{peak / size:>8.3f}", flush=True)
 
 
-def main(measure: Annotated[int, typer.Option(help="Measure on so many NCCL ranks of this GPU first.")] = 0) -> None:
+def main(
+    measure: Annotated[int, typer.Option(help="Measure on so many NCCL ranks of this GPU first.")] = 0,
+    only: Annotated[str, typer.Option(help="Measure those whose name begins so; others stay as they are.")] = "",
+) -> None:
     """Hold predicted peaks against measured ones."""
-    if measure and any(statuses := launch(measure, True, "benchmarks.peaks")):
+    if measure and any(statuses := launch(measure, True, "benchmarks.peaks", only)):
         raise SystemExit(f"ranks ended with {statuses}")
     show()
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        on_each_rank(DATA)
+        on_each_rank(DATA, sys.argv[1])
     else:
         typer.run(main)

@@ -1,8 +1,8 @@
 """Language models as others trained them, predicted from model, plan and cluster alone.
 
 Megatron-LM (arXiv 2104.04473, table 1): GPTs in float16 on A100s, all recomputed, without flash attention; the batch is
-cut into microbatches of a size that is not given, so the best of a few is taken. One of the replicas is simulated with
-all of its microbatches, and what sums over all replicas take longer is added from an iteration with one.
+cut into microbatches of a size that is not given, so the best of a few is taken. All devices and microbatches are
+simulated.
 torchtitan (its benchmark pages): Llama 3.1 in bfloat16, 8,192 tokens a sample, FSDP2 and tensor parallelism, on H100s
 with 2.4 TB/s and a limit of 500 W (`h100_500w` in costs/devices.yaml).
 
@@ -21,7 +21,7 @@ from rich.table import Table
 import soapstone as ss
 from soapstone import cache
 from soapstone.baselines.expert import tensor_parallel
-from soapstone.graph import Op, microbatch
+from soapstone.graph import Op
 from soapstone.loading import Request, load_graph, without_numbers
 from soapstone.strategy import Configuration
 from soapstone.zoo.catalogue import Size
@@ -57,20 +57,12 @@ class Gpt:
 
     def _of_size(self, size: int) -> float:
         """With microbatches of so many samples."""
-        count = self.batch // (self.replicas * size)
-        whole = self._simulated(1, size, count)
-        if not whole.fits:
-            return 0.0
-        summed = self._simulated(self.replicas, size, 1).makespan - self._simulated(1, size, 1).makespan
-        return self.flops / (whole.makespan + summed) / self.devices / 1e12
-
-    def _simulated(self, replicas: int, size: int, count: int) -> ss.Simulation:
-        graph = microbatch(self._graph(self.batch), self.batch // (replicas * size * count))
-        devices = replicas * self.tensor * self.stages
-        topology = ss.Topology.parse(f"a100:{devices // 8}x8" if devices > 8 else f"a100:1x{devices}")
-        strategy = ss.baselines.grid(graph, topology, (replicas, self.tensor, self.stages), count)
+        graph, topology = self._graph(self.batch), ss.Topology.parse(f"a100:{self.devices // 8}x8")
+        sizes = self.replicas, self.tensor, self.stages
+        strategy = ss.baselines.grid(graph, topology, sizes, self.batch // (self.replicas * size))
         inside = [op.name for op in graph.ops if op.name.startswith("blocks.")]
-        return _simulated(graph, topology, _recomputed(strategy, inside), "adam")
+        played = ss.Simulator(graph, topology, _recomputed(strategy, inside), training=ss.Training(optimizer="adam"))
+        return self.flops / (played.makespan_ns * 1e-9) / self.devices / 1e12 if played.fits else 0.0
 
     def _graph(self, batch: int) -> ss.OperatorGraph:
         sizes: dict[str, Size] = {

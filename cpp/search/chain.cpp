@@ -46,24 +46,7 @@ void Chain::go(const Strategy& strategy) {
     simulator_->accept();
   }
   overflow_ = simulator_->overflow();
-  find_windows(strategy);
   note();
-}
-
-void Chain::find_windows(const Strategy& strategy) {
-  windows_.assign(machine_.topology.num_devices(), 0);
-  for (const Configuration& configuration : strategy)
-    for (const Device device : configuration.devices)
-      windows_[device] = std::max(windows_[device], configuration.in_flight);
-}
-
-int32_t Chain::window_of(const By<Part, Device>& devices) const {
-  int32_t window = 0;
-  for (const Device device : devices) {
-    if (windows_[device] == 0) return 0;
-    window = std::max(window, windows_[device]);
-  }
-  return window;
 }
 
 Strategy Chain::strategy() const {
@@ -91,7 +74,7 @@ void Chain::find_changes(const Move& move, const Option& option) {
     Configuration wanted = option.what == Option::What::splits ? option.value : now;
     wanted.shard = option.what == Option::What::shards ? option.value.shard : now.shard;
     wanted.recompute = option.what == Option::What::recomputes ? option.value.recompute : now.recompute;
-    wanted.in_flight = window_of(wanted.devices);
+    wanted.in_flight = now.in_flight;
     if (wanted != now) changes_.emplace_back(op, std::move(wanted));
   }
 }

@@ -12,8 +12,8 @@
 // Walks are the same with each engine. `resume` knows the limit, as above; `delta` and `full` are the paper's two
 // simulation algorithms, which play every proposal to its end, and `full` makes the task graph anew for it.
 //
-// How many microbatches there are is fixed, and so is how many each device has in flight, by the strategy that the
-// chain went to last: what moves to a device takes its window.
+// How many microbatches there are is fixed, and so is how many of them each op has in flight, by the strategy that the
+// chain went to last.
 #pragma once
 
 #include <atomic>
@@ -108,8 +108,6 @@ class Chain {
   }
   Option option(const Move& move, size_t index) const;
   void find_changes(const Move& move, const Option& option);
-  int32_t window_of(const By<Part, Device>& devices) const;
-  void find_windows(const Strategy& strategy);
   Option drawn(const Move& move);
   size_t draw(size_t count);
   double draw();
@@ -139,8 +137,7 @@ class Chain {
   Strategy best_;
   std::vector<Improvement> history_;
   int64_t num_neighbours_ = 0;
-  Changes changes_;              // try_out's own
-  By<Device, int32_t> windows_;  // microbatches in flight on each device, 0 where there is no limit
+  Changes changes_;  // try_out's own
   std::atomic<int64_t> num_proposals_ = 0, best_makespan_ = INT64_MAX, best_overflow_ = INT64_MAX;
   std::atomic<bool> stopped_ = false;
 };

@@ -16,6 +16,7 @@ from soapstone.runtime import ThreadTransport
 from soapstone.runtime.execute import Executor
 from soapstone.runtime.plan import Plan, Run, Sync
 from tests.distributed.launch import run_processes
+from tests.support.microbatches import train_accumulating
 from tests.support.models import ALL, captured
 from tests.support.training import SEED, STEPS, Record, assert_same, train_plain, train_rank
 
@@ -51,6 +52,14 @@ def test_compiled_segments_train_like_one_device(
         strategy = strategy.replace({"first": ss.Configuration({}, (1,)), "head": ss.Configuration({}, (0,))})
     wanted = train_plain(ALL[name].workload(), ALL[name].batches(STEPS))
     for record in train_compiled(name, strategy, tmp_path):
+        assert_same(record, wanted)
+
+
+def test_compiled_segments_train_microbatches(tmp_path: Path) -> None:
+    graph, case = captured("mlp"), ALL["mlp"]
+    strategy = ss.baselines.grid(graph, ss.Topology.parse("cpu:1x2"), (1, 1, 2), 2)
+    wanted = train_accumulating(case.workload(), graph, case.batches(STEPS), 2)
+    for record in train_compiled("mlp", strategy, tmp_path):
         assert_same(record, wanted)
 
 

@@ -24,9 +24,6 @@ from soapstone.simulator import (
     SYNC,
     UPDATE,
     Simulation,
-    states_of,
-    temporaries_of,
-    workspace_of,
 )
 from soapstone.topology import Device, Link, Topology
 from tests.support.chains import Launching, at_start, graph_of, launches_of, with_hosts
@@ -212,18 +209,13 @@ def test_changes_are_played_as_if_from_the_start(name: str) -> None:
         assert simulator.propose(changes, limit=whole.makespan_ns) == whole.makespan_ns
         assert simulator.native.bound <= whole.makespan_ns
         assert (simulator.memory_bound == whole.memory.bound).all()
-        assert (peak_of(simulator) == whole.memory.peak).all()
+        assert (simulator.peak_memory == whole.memory.peak).all()
         if rng.random() < 0.5:
             simulator.accept()
             accepted = whole.memory.peak
         else:
             simulator.reject()
-            assert (peak_of(simulator) == accepted).all()
-
-
-def peak_of(simulator: ss.Simulator) -> np.ndarray:
-    numbers = (count(simulator.training.optimizer) for count in (states_of, temporaries_of))
-    return simulator.native.peak(*numbers) + [workspace_of(device) for device in simulator.topology.devices]
+            assert (simulator.peak_memory == accepted).all()
 
 
 @pytest.mark.parametrize("seed", range(6))

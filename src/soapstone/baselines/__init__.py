@@ -9,8 +9,8 @@ from .sharded import fsdp, zero1
 from .simple import data_parallel, model_parallel, random
 
 __all__ = [
-    "BASELINES", "UNSHARDED", "baseline", "data_parallel", "expert", "fsdp", "grid", "is_baseline", "megatron",
-    "model_parallel", "pipeline", "pipelines", "random", "zero1",
+    "BASELINES", "UNSHARDED", "baseline", "data_parallel", "expert", "fsdp", "grid", "is_baseline", "is_grid",
+    "megatron", "model_parallel", "pipeline", "pipelines", "random", "zero1",
 ]  # fmt: skip
 
 # By their short names.

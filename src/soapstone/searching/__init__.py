@@ -3,9 +3,11 @@ in `reinforce`, which alone needs torch, by reinforcement learning."""
 
 from .interrupts import interrupts
 from .least_sums import optcnn
-from .mcmc import INITIAL, Improvement, Progress, SearchResult, check_arguments, search
+from .mcmc import check_arguments, search
+from .outcome import Improvement, Progress, SearchResult
 from .problem import Problem
 from .proof import Proof, ProofProgress, exhaustive
+from .starts import INITIAL
 from .tying import tied_layers
 
 __all__ = [

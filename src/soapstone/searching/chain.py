@@ -25,10 +25,23 @@ def check_budget(seconds: float | None) -> None:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one chain may spend, from when it was made."""
+    """What one chain, or all, may spend, from when it was made."""
 
     seconds: float = inf
     proposals: int = NEVER
+
+    def part(self, share: float) -> Budget:
+        """A proposal at least."""
+        return Budget(self.seconds * share, self._proposals(max(int(self.proposals * share), 1)))
+
+    def among(self, count: int) -> list[Budget]:
+        """One for each of so many chains that has anything to spend; they have the same time."""
+        each, more = divmod(self.proposals, count)
+        counts = (self._proposals(each + (number < more)) for number in range(min(count, self.proposals)))
+        return [Budget(self.seconds, proposals) for proposals in counts]
+
+    def _proposals(self, some: int) -> int:
+        return NEVER if self.proposals == NEVER else some
 
 
 class Chain:

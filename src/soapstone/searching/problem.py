@@ -9,7 +9,7 @@ from .. import _core
 from ..baselines import BASELINES, UNSHARDED
 from ..errors import SoapstoneError
 from ..files import shortened
-from ..graph import OperatorGraph
+from ..graph import OperatorGraph, microbatch
 from ..simulator import (
     FASTEST,
     KnownTimes,
@@ -30,8 +30,9 @@ from .options import Options
 
 
 class Problem:
-    """The space with the times of everything in it. `progress` hears what share of the times is known. Raises
-    SoapstoneError for what no simulation takes."""
+    """The space with the times of everything in it, for so many microbatches: `graph` is that of one of them, `whole`
+    the model's. `progress` hears what share of the times is known. Raises SoapstoneError for what no simulation
+    takes."""
 
     def __init__(
         self,
@@ -42,13 +43,15 @@ class Problem:
         memory_limit: bool = True,
         sharding: bool = True,
         recompute: bool = True,
+        microbatches: int = 1,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         for given, kind in ((graph, OperatorGraph), (topology, Topology)):
             if not isinstance(given, kind):
                 raise SoapstoneError(f"a search needs a graph and a topology; {shortened(given)} is neither")
         check_training(training)
-        self.graph, self.topology, self.training = graph, topology, training
+        self.whole, self.topology, self.training, self.microbatches = graph, topology, training, microbatches
+        self.graph = graph = microbatch(graph, microbatches)
         self.times = KnownTimes(graph, topology, training.costs)
         self.machine = machine_of(topology, self.times, training)
         self.num_states = states_of(training.optimizer)
@@ -71,6 +74,7 @@ class Problem:
             bits,
             self.num_temporaries,
             _core.Method[engine],
+            self.microbatches,
         )
 
     def ask(self, strategy: Sequence[Native]) -> None:
@@ -97,7 +101,7 @@ class Problem:
     def played(self, strategy: Sequence[Native]) -> _core.Simulator:
         """A strategy, simulated."""
         self.ask(strategy)
-        simulator = _core.Simulator(self.graph.native, self.machine, self.times.native)
+        simulator = _core.Simulator(self.graph.native, self.machine, self.times.native, microbatches=self.microbatches)
         with translated_errors():
             simulator.begin(list(strategy))
         return simulator
@@ -112,7 +116,7 @@ class Problem:
 
     def recomputed(self, native: Sequence[Native]) -> list[Native]:
         """The same with as few ops recomputed as fit; itself where that does not help."""
-        played = simulate(self.graph, self.topology, self.strategy(native), training=self.training)
+        played = simulate(self.whole, self.topology, self.strategy(native), training=self.training)
         return least_recomputed(played).strategy.native
 
     def strategy(self, native: Sequence[Native]) -> Strategy:
@@ -124,4 +128,4 @@ class Problem:
         for op, (degrees, devices, _, again, in_flight), shard in zip(self.graph.ops, native, shards):
             names = {dim.name: degree for dim, degree in zip(op.dims, degrees)}
             configurations[op.name] = Configuration(names, tuple(devices), SHARDS[shard], again, in_flight or None)
-        return Strategy(self.graph, self.topology, configurations)
+        return Strategy(self.whole, self.topology, configurations, self.microbatches)

@@ -22,8 +22,9 @@ from ..strategy import Strategy
 from ..topology import Topology
 from .chain import check_budget
 from .interrupts import interrupts
-from .mcmc import TICK, search
+from .mcmc import search
 from .problem import Problem
+from .starts import TICK
 
 MOST_PAIRS = 2_000_000  # of configurations of neighbouring ops
 

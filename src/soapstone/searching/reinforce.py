@@ -25,7 +25,8 @@ from ..strategy import Native
 from ..topology import Topology
 from .chain import NEVER
 from .interrupts import interrupts
-from .mcmc import Improvement, Progress, SearchResult, check_arguments
+from .mcmc import check_arguments
+from .outcome import Improvement, Progress, SearchResult
 from .problem import Problem
 
 BATCH = 10  # placements that are drawn before the policy learns from them

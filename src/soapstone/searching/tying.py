@@ -23,6 +23,17 @@ def levels(graph: OperatorGraph) -> list[Groups]:
     return [groups for groups, finer in zip(found, [*found[1:], None]) if finer is None or len(groups) < len(finer)]
 
 
+def apart(found: list[Groups], places: Sequence[Hashable]) -> list[Groups]:
+    """The same levels without groups that lie in several places."""
+    split = [_grouped([(number, places[op]) for number, op in _numbered(groups)]) for groups in found]
+    return [groups for groups, finer in zip(split, [*split[1:], None]) if finer is None or len(groups) < len(finer)]
+
+
+def _numbered(groups: Groups) -> list[tuple[int, int]]:
+    """The group of each op, and the op."""
+    return sorted(((number, op) for number, group in enumerate(groups) for op in group), key=lambda pair: pair[1])
+
+
 def tied(strategy: Sequence[T], groups: Groups) -> list[T]:
     """A strategy with every op configured like the first of its group."""
     result = list(strategy)

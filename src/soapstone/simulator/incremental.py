@@ -15,7 +15,7 @@ from ..errors import SoapstoneError, StrategyError
 from ..graph import OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
-from .memory import bound_of
+from .memory import bound_of, states_of, temporaries_of, workspaces_of
 from .simulation import Simulation, simulate
 from .times import KnownTimes, check_all, machine_of, translated_errors
 from .training import Training
@@ -63,6 +63,19 @@ class Simulator:
     def memory_bound(self) -> np.ndarray:
         """Bytes by device that no order of the tasks can pass, of what is proposed, else of the strategy."""
         return bound_of(self.native, self.topology, self.training.optimizer)
+
+    @property
+    def peak_memory(self) -> np.ndarray:
+        """Bytes by device along the timeline, of what is proposed, else of the strategy."""
+        optimizer = self.training.optimizer
+        held = self.native.peak(states_of(optimizer), temporaries_of(optimizer))
+        peak: np.ndarray = held + workspaces_of(self.topology)
+        return peak
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device holds more than its memory."""
+        return all(held <= device.memory for held, device in zip(self.peak_memory, self.topology.devices))
 
     def propose(
         self, changes: Mapping[str, Configuration], *, limit: int | None = None, engine: str = FASTEST

@@ -221,6 +221,20 @@ def pad(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]
     return to.emit("constant_pad_nd", inputs, options, outputs[0])
 
 
+def embedding(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+    """Rows in a row, such as those of learned positions, are a slice of the weight: no op of its own, that some device
+    would have to do for all."""
+    weight, indices = inputs["weight"], to.constant(inputs["indices"])
+    if indices is None or args.get("scale_grad_by_freq"):
+        return None
+    first, past = int(indices[0]), int(indices[0]) + len(indices)
+    in_a_row = indices == list(range(first, past)) and first >= 0 and past <= to.shape(weight)[0]
+    if not in_a_row or first <= args.get("padding_idx", -1) < past:
+        return None
+    rows = _slice(to, weight, 0, first, past)
+    return [rows if to.shape(rows) == outputs[0] else _view(to, rows, outputs[0])]
+
+
 def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """Bags of equal size are rows of look-ups that are added up or averaged."""
     bags, count = outputs[0][0], to.shape(inputs["indices"])[0]
@@ -389,6 +403,7 @@ REWRITES: dict[str, Rewrite] = {
     "roll": roll,
     "index": index,
     "pad": pad,
+    "embedding": embedding,
     "embedding_bag": embedding_bag,
     "lstm": recurrent("lstm"),
     "gru": recurrent("gru"),

@@ -6,8 +6,9 @@ tag is the task's row. It moves what lies on a GPU through pinned memory.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,12 @@ import torch.distributed as dist
 from ...errors import RankError
 from .groups import gathered_objects, raise_if_peer_lost, shared_groups
 from .protocol import Incoming, Outgoing, Pair, Pending
+
+
+class _Sent(NamedTuple):
+    number: int  # of the round
+    tensor: torch.Tensor
+    work: Any
 
 
 class GlooTransport:
@@ -26,7 +33,8 @@ class GlooTransport:
         self.place = torch.device("cpu") if place is None else place
         self._staged = self.place.type == "cuda"
         self._incoming: dict[int, tuple[torch.Tensor, Any]] = {}
-        self._sent: list[tuple[torch.Tensor, Any]] = []  # a send is not seen to be done before it is waited for
+        self._sent: dict[int, deque[_Sent]] = {}  # by target; one is not seen to be done before it is waited for
+        self._swapped: list[tuple[torch.Tensor, Any]] = []
         self._gathered: dict[int, tuple[torch.Tensor, Any]] = {}  # by row, until it is waited for
 
     def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
@@ -43,9 +51,26 @@ class GlooTransport:
             if message.row not in self._incoming:
                 self.expect(message)
         for row, target, tensor in outgoing:
-            readable = self._readable(tensor)
-            self._sent.append((readable, dist.isend(readable, target, tag=row)))
-        return [self._arrival(*self._incoming.pop(message.row)) for message in incoming]
+            self._send(number, row, target, self._readable(tensor))
+        return [self._message(number, message) for message in incoming]
+
+    def _send(self, number: int, row: int, target: int, tensor: torch.Tensor) -> None:
+        work = dist.isend(tensor, target, tag=row)
+        self._sent.setdefault(target, deque()).append(_Sent(number, tensor, work))
+
+    def _message(self, number: int, message: Incoming) -> Pending:
+        """Who sent it has by then posted all that it receives in earlier rounds, so those sends come to their end."""
+        arrival = self._arrival(*self._incoming.pop(message.row))
+
+        def arrived() -> torch.Tensor:
+            found = arrival()
+            sent = self._sent.get(message.source, ())
+            while sent and sent[0].number < number:
+                self._wait(sent[0].work, sent[0].tensor)
+                sent.popleft()
+            return found
+
+        return arrived
 
     def _arrival(self, buffer: torch.Tensor, work: Any) -> Pending:
         return lambda: self._back(self._wait(work, buffer))
@@ -125,7 +150,7 @@ class GlooTransport:
         """Exchange a tensor with every other rank; what is still to come."""
         others = [rank for rank in given if rank != self.rank]
         works = {other: dist.irecv(taken[other], other, tag=row) for other in others}
-        self._sent += [(given[other], dist.isend(given[other], other, tag=row)) for other in others]
+        self._swapped += [(given[other], dist.isend(given[other], other, tag=row)) for other in others]
         return works
 
     def poll(
@@ -145,9 +170,11 @@ class GlooTransport:
         return answer
 
     def finish(self) -> None:
-        for tensor, work in (*self._sent, *self._gathered.values()):
+        sent = [(tensor, work) for each in self._sent.values() for _, tensor, work in each]
+        for tensor, work in (*sent, *self._swapped, *self._gathered.values()):
             self._wait(work, tensor)
         self._sent.clear()
+        self._swapped.clear()
         self._gathered.clear()
 
     def exchange(self, value: Any) -> list[Any]:
