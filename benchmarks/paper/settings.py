@@ -20,7 +20,7 @@ MODELS = {
 BATCH_NORMS = {"inception-v3": ("local", "global"), "resnet-101": ("local", "global")}  # the others have none
 PER_NODE = {"h100": 8}  # 4 on the paper's clusters
 TRAINING = ss.Training(optimizer="sgd")
-search = partial(ss.search, training=TRAINING, sharding=False, recompute=False)  # in the paper's space
+search = partial(ss.search, training=TRAINING, sharding=False, recompute=False, microbatches=1)  # the paper's space
 
 
 @dataclass(frozen=True)

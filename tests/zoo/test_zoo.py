@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,8 +14,10 @@ from torch import nn
 import soapstone as ss
 from soapstone import zoo
 from soapstone.loading import Request, load_graph
+from tests.support.microbatches import counts_of, microbatched, train_accumulating
 from tests.support.models import seeded
 from tests.support.seeds import cases, seeds
+from tests.support.sharding import recomputed, sharded
 from tests.support.training import Record, assert_same, train_plain, train_threads
 
 
@@ -88,6 +91,18 @@ def test_a_zoo_model_trains_like_one_device(name: str, seed: int) -> None:
     strategy = chosen(graph, topology) if chosen else ss.baselines.random(graph, topology, seed=seed)
     for record in train_threads(lambda: workload(name), graph, strategy, [workload(name).batch] * 2):
         assert_same(record, reference(name))
+
+
+@pytest.mark.parametrize("seed", seeds(1, 8))
+@pytest.mark.parametrize("name", ["gpt2", "llama", "nmt", "vit", "rnnlm", "lenet"])
+def test_a_zoo_model_trains_in_microbatches(name: str, seed: int) -> None:
+    graph, rng = captured(name), random.Random(f"{name} {seed}")
+    topology, count = ss.Topology.parse(f"cpu:1x{rng.choice((2, 3, 4))}"), rng.choice(counts_of(graph))
+    strategy = recomputed(sharded(microbatched(graph, topology, count, seed), seed), seed)
+    batches = [workload(name).batch] * 2
+    wanted = train_accumulating(workload(name), graph, batches, count)
+    for record in train_threads(lambda: workload(name), graph, strategy, batches):
+        assert_same(record, wanted)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -18,14 +18,15 @@ from .simple import data_parallel, weighty_layers
 
 Work = Sequence[float]  # by op
 NEAR = 0.25  # of a stage's work: how far a cut may lie from where stages would have the same
-USUAL = 4  # microbatches for each stage
+USUAL, MOST = 4, 8  # microbatches for each stage
 
 
 @with_model_checkpoints
 def pipeline(graph: OperatorGraph, topology: Topology) -> Strategy:
     """A stage for each device, or for each few that share its samples where there are more devices than layers; with
     as many microbatches as are usual, or one where the batch cannot be cut."""
-    return pipelines(graph, topology)[-1]
+    usual = USUAL * _most_stages(graph, topology)
+    return [each for each in pipelines(graph, topology) if each.microbatches <= usual][-1]
 
 
 def pipelines(graph: OperatorGraph, topology: Topology, work: Work | None = None) -> list[Strategy]:
@@ -50,7 +51,7 @@ def _most_stages(graph: OperatorGraph, topology: Topology) -> int:
 def _microbatch_counts(graph: OperatorGraph, stages: int, replicas: int) -> list[int]:
     """Of at least a sample for each replica, and a few for each stage."""
     samples = graph.num_samples
-    most = min(USUAL * stages, samples // replicas) if stages > 1 else 1
+    most = min(MOST * stages, samples // replicas) if stages > 1 else 1
     return [count for count in range(max(2, stages // 2), most + 1) if samples % count == 0]
 
 

@@ -40,6 +40,12 @@ Sharding = Annotated[bool, typer.Option(help="Let devices that hold the same wei
 Recompute = Annotated[
     bool, typer.Option(help="Let ops be computed again in backward, where not all that they make fits.")
 ]
+Microbatches = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Cut the batch into so many. A search looks for the best number, but with measured costs takes 1."
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Write the strategy here; else to MODEL.TOPOLOGY.json."),
@@ -65,10 +71,26 @@ class Wanted:
     engine: str = FASTEST
     sharding: bool = True
     recompute: bool = True
+    microbatches: int | None = None
     starts: tuple[Strategy, ...] = ()
 
     def __post_init__(self) -> None:
-        check_arguments(self.budget, self.proposals, self.seed, "soapstone", self.chains, engine=self.engine)
+        check_arguments(
+            self.budget,
+            self.proposals,
+            self.seed,
+            "soapstone",
+            self.chains,
+            engine=self.engine,
+            microbatches=self.microbatches,
+        )
+
+    def initial(self, method: str) -> tuple[str | Strategy, ...] | None:
+        """What a search begins with: what suits the method, and the starts that were named; these alone where they cut
+        the batch."""
+        if not self.starts:
+            return None
+        return self.starts if any(s.microbatches > 1 for s in self.starts) else (*INITIAL[method], *self.starts)
 
 
 @dataclass(frozen=True)
@@ -98,10 +120,11 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             proposals=wanted.proposals,
             seed=wanted.seed,
             chains=wanted.chains,
-            initial=(*INITIAL[method], *wanted.starts),
+            initial=wanted.initial(method),
             memory_limit=wanted.memory_limit,
             sharding=wanted.sharding,
             recompute=wanted.recompute,
+            microbatches=wanted.microbatches or (1 if case.is_measured and not wanted.starts else None),
             engine=wanted.engine,
             progress=show,
             training=case.training,
@@ -197,6 +220,7 @@ def search_command(
     memory_limit: MemoryLimit = True,
     sharding: Sharding = True,
     recompute: Recompute = True,
+    microbatches: Microbatches = None,
     engine: Engine = FASTEST,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -210,7 +234,7 @@ def search_command(
     for option, given in (("--start", bool(start)), ("--engine", engine != FASTEST)):
         if given and method not in ("soapstone", "paper"):
             raise SoapstoneError(f"{option} is for searches that walk, not for {method}; leave one of the two out")
-    wanted = Wanted(budget, proposals, seed, chains, memory_limit, engine, sharding, recompute)
+    wanted = Wanted(budget, proposals, seed, chains, memory_limit, engine, sharding, recompute, microbatches)
     _check_output(output, save)
     check_report(report)
     wanted = replace(wanted, starts=tuple(case.strategies(*(start or ()))))
@@ -223,7 +247,7 @@ def search_command(
         if output is not None:
             found.strategy.save(output, case.arguments)
         sim = _simulated(case, found.strategy)
-        simplest = simplest_within(sim) if case.is_measured else None
+        simplest = simplest_within(sim) if case.is_measured and sim.strategy.microbatches == 1 else None
     rows = {"data": (before, 0.0), method: (sim, found.seconds)}
     if report is not None:
         write_report(case, sim, report, name=method, approaches=_approaches(rows), curve=found.curve)
@@ -278,6 +302,7 @@ def compare(
     seed: Seed = 0,
     chains: Chains = 1,
     memory_limit: MemoryLimit = True,
+    microbatches: Microbatches = None,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -287,7 +312,7 @@ def compare(
     if wrong := [name for name in names or [""] if name not in known and not is_baseline(name)]:
         remedy = meant(wrong[0], known, f"use some of {', '.join(known)}")
         raise SoapstoneError(f"there is no approach {wrong[0]!r}; {remedy}")
-    wanted = Wanted(budget, proposals, seed, chains, memory_limit)
+    wanted = Wanted(budget, proposals, seed, chains, memory_limit, microbatches=microbatches)
     check_report(report)
     measure_space(case)
     data = _simulated(case, BASELINES["data"](case.graph, case.topology))

@@ -52,8 +52,6 @@ def compared(
     all_groups = groups_of(strategy, other)
     groups = largest(strategy, all_groups, max(1, WORK // len(ours.tasks)))
     most = min(most, max(1, CLOSE_WORK // len(ours.tasks)))
-    if strategy.microbatches > 1:  # each is played as a whole
-        groups = largest(strategy, groups, most)
     times: dict[tuple[int, ...], int] = {}
     makespan = _player(ours)
     for done, ops in enumerate(groups.values(), 1):
@@ -78,8 +76,6 @@ Changes = dict[str, Configuration]
 def _player(ours: Simulation) -> Callable[[Changes], int]:
     """What tells the makespan with some changes, in ns."""
     graph, topology, strategy, training = ours.graph, ours.topology, ours.strategy, ours.training
-    if strategy.microbatches > 1:
-        return lambda changes: simulate(graph, topology, strategy.replace(changes), training=training).makespan_ns
     simulator = Simulator(graph, topology, strategy, training=training)
 
     def makespan(changes: Changes) -> int:

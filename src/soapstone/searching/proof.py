@@ -81,8 +81,9 @@ def exhaustive(
     stopped = False
     if first is None:
         short = search(
-            graph, topology, training=training, budget=min(2.0, budget or inf), memory_limit=False, sharding=False
-        )
+            graph, topology, training=training, budget=min(2.0, budget or inf),
+            memory_limit=False, sharding=False, microbatches=1,
+        )  # fmt: skip
         first, stopped = short.strategy, short.interrupted
     first.check(graph, topology)
     problem.ask(first.native)

@@ -68,7 +68,7 @@ def find_candidates(
     def searched(initial: Sequence[str | Strategy], share: float, number: int) -> tuple[Simulation, bool]:
         result = search(
             graph, topology, training=training, budget=share * budget, seed=seed + number, initial=initial,
-            progress=progress,
+            microbatches=1, progress=progress,
         )  # fmt: skip
         return played(result.strategy), result.interrupted
 
