@@ -234,3 +234,14 @@ def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
         strategy.save(pipe)
         assert reader.read(1) == b"{"
     assert pipe.is_fifo()
+
+
+def test_a_default_is_fitted_to_a_microbatch(tmp_path: Path) -> None:
+    """Of two samples, which cannot be split over four devices."""
+    mlp, topology = captured("mlp"), ss.Topology.parse("cpu:1x4")
+    count = mlp.num_samples // 2
+    path = written(tmp_path, microbatches=count, default={"degrees": {"sample": 4}, "devices": "0-3"})
+    strategy = ss.Strategy.load(path, mlp, topology)
+    assert strategy["first"] == ss.Configuration({"sample": 2}, (0, 1))
+    strategy.save(tmp_path / "again.json")
+    assert ss.Strategy.load(tmp_path / "again.json", mlp, topology) == strategy

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import StrategyError, meant
+from ..errors import GraphError, StrategyError, meant
 from ..files import read_json, shortened
-from ..graph import Op, OperatorGraph
+from ..graph import Op, OperatorGraph, microbatch
 from ..topology import Topology
 from .configuration import Configuration, written
 from .measured import Measured, record_in, recorded
@@ -52,7 +52,7 @@ def data_of(
     record: Record = (None, None),
 ) -> dict[str, Any]:
     """What the file of a strategy holds: a pattern or the default for ops that are configured alike."""
-    default, rows = folded(graph, configurations)
+    default, rows = folded(_cut(graph, microbatches), configurations)
     head = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology, arguments), **recorded(*record)}
     shared: dict[str, Any] = {"microbatches": microbatches} if microbatches > 1 else {}
     shared |= {} if default is None else {"default": _row(default)}
@@ -77,14 +77,23 @@ def read(
     default = _configuration(path, "the default", data["default"]) if "default" in data else None
     notes = _differences(data.get("made_for"), graph, topology)
     try:
-        found = _assign(named, default, graph, notes)
-        for op in graph.ops:
+        played = _cut(graph, data.get("microbatches", 1))
+        found = _assign(named, default, played, notes)
+        for op in played.ops:
             found[op.name].check(op, topology.num_devices)
     except StrategyError as error:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise StrategyError(f"{path} does not apply: {error}{why}") from None
     record = (None, None) if notes else record_in(data, path)
     return found, data.get("microbatches", 1), tuple(f"{path}: {note}; it still applies" for note in notes), record
+
+
+def _cut(graph: OperatorGraph, count: Any) -> OperatorGraph:
+    """What configurations are for: a microbatch. As it is where it cannot be cut so, which Strategy refuses."""
+    try:
+        return microbatch(graph, count) if type(count) is int else graph
+    except GraphError:
+        return graph
 
 
 def arguments_in(path: str | Path) -> dict[str, Any]:
