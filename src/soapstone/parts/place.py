@@ -133,7 +133,8 @@ def compute(place: Place, inputs: Tensors) -> Any:
 def call(place: Place, inputs: Tensors) -> Any:
     """torch's own op, its lists put together again."""
     step = place.step
-    overload = getattr(getattr(torch.ops.aten, step.kind), step.overload or "default")
+    namespace, _, name = step.kind.rpartition("::")
+    overload = getattr(getattr(getattr(torch.ops, namespace or "aten"), name), step.overload or "default")
     arguments: dict[str, Any] = {name: plain_to_torch(value) for name, value in step.args.items()}
     for slot, tensor in inputs.items():
         name, dot, place_in_list = slot.partition(".")

@@ -127,5 +127,16 @@ RULES = {
         heavy=True,
         lookup=Lookup("indices", "vocab", rows=True),
     ),
+    # Each row is multiplied by its expert's matrix. Flops are those of all rows, however many experts there are: a part
+    # with some of the experts is taken to have its share of the rows.
+    "routed_mm": Rule(
+        "row {in}, {expert} {in} channel, row -> row channel",
+        family="dense",
+        partial=Partial(),
+        flops=lambda call, extents: 2 * extents["row"] * extents["in"] * extents["channel"],
+        heavy=True,
+        lookup=Lookup("experts", "expert"),
+        name="experts",
+    ),
     "embedding_bag": Rule(_embedding_bag, family="pointwise", num_outputs=1),
 }

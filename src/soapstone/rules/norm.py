@@ -34,6 +34,13 @@ def _along(call: Call) -> str:
     return f"{names} -> {', '.join([names] * len(call.outputs))}"
 
 
+def _topk(call: Call) -> str:
+    """The axis that it picks from is needed whole, and what it picks comes out whole."""
+    names = [f"x{i}" for i in range(len(call.shapes[0]))]
+    left, right = ([mark if i == call.axis() else n for i, n in enumerate(names)] for mark in ("from!", "k!"))
+    return f"{' '.join(left)} -> {', '.join([' '.join(right)] * 2)}"
+
+
 _BATCH_NORM = Rule(
     "{sample} channel {*s}, channel, channel, channel, channel -> sample channel *s",
     family="batch_norm",
@@ -87,5 +94,7 @@ RULES = {
     "_safe_softmax": replace(_SOFTMAX, family="pointwise"),  # with a pointwise op's costs so far
     **dict.fromkeys(("cumsum", "flip"), Rule(_along, family="pointwise", saves="nothing")),
     **dict.fromkeys(("cumprod", "sort"), Rule(_along, family="pointwise", saves="both")),
+    "argsort": Rule(_along, family="pointwise", saves="nothing"),
+    "topk": Rule(_topk, family="pointwise", flops=lambda call, extents: prod(call.shapes[0]), saves="outputs"),
     **dict.fromkeys(("dropout", "native_dropout"), _DROPOUT),
 }

@@ -10,12 +10,16 @@ from .dims import dims_of
 from .fusion import Group, fuse
 from .names import label, name_dims, name_layers, unique
 from .refine import Draft, draft, refine
+from .samples import Place, Samples
 from .trace import Trace
 
 
 def build(trace: Trace, settings: Settings) -> OperatorGraph:
     """The operator graph of a trace."""
-    drafts = [_OpDraft(trace, group) for group in fuse(trace)]
+    given = {v: Place(axis, 1, trace.values[v].shape[axis])
+             for v, axis in zip(trace.inputs, settings.batch_dims) if axis is not None}  # fmt: skip
+    samples = Samples(given)
+    drafts = [_OpDraft(trace, group, samples) for group in fuse(trace)]
     read = {value for d in drafts for value in d.external}
     kept = sorted(read | {trace.loss} | set(trace.inputs))
     tensor_of = {value: i for i, value in enumerate(kept)}
@@ -41,7 +45,7 @@ class _OpDraft:
     """One op in the making: its steps over values numbered within the op, the external ones first. What several
     steps read of one tensor is one value, but a mapped read is a value of its own: the two would not fit one box."""
 
-    def __init__(self, trace: Trace, group: Group) -> None:
+    def __init__(self, trace: Trace, group: Group, samples: Samples) -> None:
         self.trace, self.group = trace, group
         calls = [trace.calls[i] for i in group.calls]
         made = [v for call in calls for v in call.outputs]
@@ -54,7 +58,11 @@ class _OpDraft:
         for step, row in zip(self.steps, reads):
             step.inputs = [numbers[key] for key in row]
             step.outputs = [numbers[v, -1] for v in step.source.outputs]
+        for step in self.steps:
+            for number, value in enumerate(step.source.inputs):
+                samples.cut(step, number, value)
         refine(self.steps)
+        samples.follow(self.steps)
         self.values = [self._value(i, v) for i, v in enumerate(self.external + made)]
         self.exits = {v: numbers[v, -1] for v in trace.calls[group.exit].outputs}
 

@@ -35,10 +35,16 @@ def dims_of(steps: list[Draft], values: list[Value], head: int, last: int, param
     result = []
     for s, d in own:
         dim, extra = steps[s].dims[d], (s, d) not in own[: len(own) - len(steps[head].extras)]
-        kind = "reduction" if extra else "parameter" if (s, d) in splitting else "attribute"
+        summed = extra and not ((s, d) in splitting and _has_one_reader(steps[s], d))
+        kind = "reduction" if summed else "parameter" if (s, d) in splitting else "attribute"
         splittable = dim.size > 1 and not dim.whole and (extra or _splittable(steps, drivers, (s, d)))
         result.append(Dim(dim.name, dim.size, kind, splittable, (s, d) in combined, extra, s, d))
     return tuple(result)
+
+
+def _has_one_reader(step: Draft, d: int) -> bool:
+    """Whether it is a dim of one input alone, such as the rows of a table, or the experts."""
+    return sum(any(f.dim == d for axis in read for f in axis) for read in step.reads) == 1
 
 
 def _follow(steps: list[Draft], values: list[Value], head: int, last: int) -> Drivers:

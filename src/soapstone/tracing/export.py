@@ -238,8 +238,14 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 
 def opname(node: fx.Node) -> str:
-    target: Any = node.target
-    return str(target._opname if isinstance(target, torch._ops.OpOverload) else target)
+    return kind_of(node.target)
+
+
+def kind_of(target: Any) -> str:
+    """An op's name, with its namespace where that is not torch's own."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return target._opname if target.namespace == "aten" else f"{target.namespace}::{target._opname}"
 
 
 def functional(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

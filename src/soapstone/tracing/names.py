@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
+from math import prod
 
 from ..graph import Dim, Op, Tensor
 from .trace import TraceCall
@@ -69,7 +70,7 @@ def name_dims(ops: tuple[Op, ...], tensors: tuple[Tensor, ...], batch_dims: dict
     """Give the op's dims their names, and the batch's dim its kind, across the whole graph; `batch_dims` gives the
     batch's axis of each input tensor that has one."""
     classes = _link(ops, tensors)
-    batch = {classes.find(("tensor", i, axis, (tensors[i].shape[axis],), 0)) for i, axis in batch_dims.items()}
+    batch = {classes.find(("tensor", i, axis, 1, tensors[i].shape[axis])) for i, axis in batch_dims.items()}
     given: dict[Hashable, set[str]] = {root: {"sample"} for root in batch}
     weak: dict[Hashable, set[str]] = {}  # the factors of a refined dim are not each what the whole was
     for o, op in enumerate(ops):
@@ -116,7 +117,7 @@ def _link(ops: tuple[Op, ...], tensors: tuple[Tensor, ...]) -> Classes:
             if tensors[operand.tensor].source in ("parameter", "buffer"):
                 continue
             for axis, sizes in enumerate(op.values[operand.value].factoring):
-                for place in range(len(sizes)):
-                    there = ("tensor", operand.tensor, axis, sizes, place)
+                for place, size in enumerate(sizes):  # a factor is known by where it is, however others factor the rest
+                    there = ("tensor", operand.tensor, axis, prod(sizes[:place]), size)
                     classes.join(("value", o, operand.value, axis, place), there)
     return classes

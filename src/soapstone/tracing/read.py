@@ -20,9 +20,21 @@ from torch.fx.node import map_aggregate
 from ..errors import CaptureError
 from ..rules import facts_of
 from .checkpoints import checkpoint_of
-from .export import AUTOCAST_REGION, COPIES, GRAD_REGION, counts_steps, export, functional, opname, region, written
+from .export import (
+    AUTOCAST_REGION,
+    COPIES,
+    GRAD_REGION,
+    counts_steps,
+    export,
+    functional,
+    kind_of,
+    opname,
+    region,
+    written,
+)
 from .precision import Autocast
 from .rewrite import REWRITES, SCATTERS
+from .routing import without_sorting
 from .trace import Recorder, Trace, TraceCall, TraceValue
 from .workload import Workload
 
@@ -77,6 +89,7 @@ class _Reader:
                 self._call(node)
             elif node.op == "output":
                 self._outputs(node)
+        without_sorting(self.recorder)
         self.recorder.drop_dead()
         self._check_buffers()
         return self.trace
@@ -247,7 +260,9 @@ class _Reader:
         target: Any = node.target
         if target._schema.is_mutable:
             target = functional(target)
-            kind = target._opname
+            if target is None:
+                raise CaptureError(f"{kind} in {_where(node)} writes to its inputs, and has no twin that does not")
+            kind = kind_of(target)
         inputs, args = self._arguments(node, target)
         several = isinstance(node.meta["val"], tuple | list)
         metas = node.meta["val"] if several else [node.meta["val"]]
@@ -308,7 +323,7 @@ class _Reader:
         which is the node's or its functional twin."""
         inputs: dict[str, int] = {}
         args: dict[str, Any] = {}
-        joins = facts_of(target._opname).joins  # torch leaves out what has no elements
+        joins = facts_of(kind_of(target)).joins  # torch leaves out what has no elements
         for i, argument in enumerate(target._schema.arguments):
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
             if isinstance(given, fx.Node):

@@ -70,14 +70,14 @@ def _agree(maker: Draft, output: int, reader: Draft, number: int) -> bool:
         fine = _core.refine(maker.write_sizes(output)[axis], reader.read_sizes(number)[axis])
         if fine is None:
             continue
-        changed |= _refine_dims(maker, maker.writes[output][axis], fine)
+        changed |= refine_dims(maker, maker.writes[output][axis], fine)
         dims = [f.dim if f.identity else -1 for f in reader.reads[number][axis]]
         if all(d >= 0 for d in dims):
-            changed |= _refine_dims(reader, dims, fine)
+            changed |= refine_dims(reader, dims, fine)
     return changed
 
 
-def _refine_dims(step: Draft, dims: list[int], fine: list[int]) -> bool:
+def refine_dims(step: Draft, dims: list[int], fine: list[int]) -> bool:
     """Split the first of these dims that `fine` cuts. True where one was split."""
     rest = list(fine)
     for d in dims:

@@ -146,6 +146,10 @@ def _unaligned(bytes: int) -> float:
 
 def _matrices(part: StepPart) -> tuple[float, float, float, float]:
     """How many pairs, and m, n and k. A weight without a batch of its own meets all rows at once."""
+    if part.step.kind == "routed_mm":  # a pair for each expert, with its share of the rows
+        sizes = part.step.sizes(list(part.dims))
+        experts = prod(dim.size for dim in part.step.dims if dim.name == "expert")
+        return sizes["expert"], sizes["row"] / experts, sizes["channel"], sizes["in"]
     value, box = part.op.values[part.step.outputs[0]], part.made[0]
     last = len(value.factoring[-1]) if value.factoring else 0
     n = size(box[len(box) - last :])

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from ..place import Combined, CombinedOrAlone, Place, Tensors, call, combined, compute, kernel
 
 
-@combined("matmul", "mm", "bmm", "einsum", "sum", "mean", "embedding", "mse_loss", "l1_loss", "smooth_l1_loss",
-          "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")  # fmt: skip
+@combined("matmul", "mm", "bmm", "einsum", "sum", "mean", "embedding", "routed_mm", "mse_loss", "l1_loss",
+          "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+          "kl_div")  # fmt: skip
 class _Sum(Combined):
     """The partial is the result, up to a sum."""
 

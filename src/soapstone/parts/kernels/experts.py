@@ -1,0 +1,94 @@
+"""Products in which each row names its expert, as ops of their own, so that a recording holds them as one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..place import Place, Tensors, kernel
+
+GROUPED = torch.bfloat16  # what torch's product by groups takes on a GPU
+
+
+@kernel("routed_mm")
+def _routed_mm(place: Place, inputs: Tensors) -> torch.Tensor:
+    """Rows whose expert this part has; zeros for the others, which another part computes."""
+    first, _ = place.interval("expert")
+    found: torch.Tensor = torch.ops.soapstone.routed_mm(inputs["input"], inputs["weight"], inputs["experts"], first)
+    return found
+
+
+@torch.library.custom_op("soapstone::routed_mm", mutates_args=())
+def routed_mm(input: torch.Tensor, weight: torch.Tensor, experts: torch.Tensor, first: int) -> torch.Tensor:
+    """Row i times the matrix of expert `experts[i]`, where the first matrix is expert `first`'s."""
+    order, ends = _by_expert(experts, first, weight.shape[0])
+    rows, made = input[order], input.new_zeros(len(input), weight.shape[2])
+    if input.is_cuda and input.dtype == GROUPED:
+        products = torch._grouped_mm(rows, weight, offs=ends.int())
+        return made.index_copy(0, order, torch.where(_is_ours(rows, ends), products, 0))
+    for expert, (begin, end) in _spans(ends):
+        made[order[begin:end]] = rows[begin:end] @ weight[expert]
+    return made
+
+
+@torch.library.custom_op("soapstone::routed_mm_weight", mutates_args=())
+def routed_mm_weight(
+    input: torch.Tensor, grad: torch.Tensor, experts: torch.Tensor, first: int, count: int
+) -> torch.Tensor:
+    """The gradient of `count` matrices: the sum of each expert's rows' outer products."""
+    order, ends = _by_expert(experts, first, count)
+    rows, slopes = input[order], grad[order]
+    if input.is_cuda and input.dtype == GROUPED:
+        return torch._grouped_mm(rows.t(), slopes, offs=ends.int())
+    made = input.new_zeros(count, input.shape[1], grad.shape[1])
+    for expert, (begin, end) in _spans(ends):
+        made[expert] = rows[begin:end].t() @ slopes[begin:end]
+    return made
+
+
+def _by_expert(experts: torch.Tensor, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The order in which each expert's rows lie together, others last; and where each expert's end."""
+    own = torch.where((experts >= first) & (experts < first + count), experts - first, count)
+    found, order = own.sort(stable=True)
+    return order, torch.searchsorted(found, torch.arange(count, device=found.device, dtype=found.dtype), right=True)
+
+
+def _spans(ends: torch.Tensor) -> Iterator[tuple[int, tuple[int, int]]]:
+    begin = 0
+    for expert, end in enumerate(ends.tolist()):
+        if begin < end:
+            yield expert, (begin, end)
+        begin = end
+
+
+def _is_ours(rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """What torch leaves behind the last group is not written."""
+    return torch.arange(len(rows), device=rows.device)[:, None] < ends[-1]
+
+
+@routed_mm.register_fake
+def _(input: torch.Tensor, weight: torch.Tensor, experts: torch.Tensor, first: int) -> torch.Tensor:
+    return input.new_empty(input.shape[0], weight.shape[2])
+
+
+@routed_mm_weight.register_fake
+def _(input: torch.Tensor, grad: torch.Tensor, experts: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    return input.new_empty(count, input.shape[1], grad.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    rows, weight, experts, ctx.first = inputs
+    ctx.save_for_backward(rows, weight, experts)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    rows, weight, experts = ctx.saved_tensors
+    wanted, first = ctx.needs_input_grad, ctx.first
+    data = torch.ops.soapstone.routed_mm(grad, weight.transpose(1, 2), experts, first) if wanted[0] else None
+    own = torch.ops.soapstone.routed_mm_weight(rows, grad, experts, first, len(weight)) if wanted[1] else None
+    return data, own, None, None
+
+
+routed_mm.register_autograd(_backward, setup_context=_keep)
