@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from transformers.integrations import moe
 
 from soapstone.errors import GraphError
 from soapstone.parts import ranges
@@ -514,6 +515,55 @@ class Cases:
         index = torch.randint(0, (a, b, c)[axis], shape)
         return lambda x, i, w: torch.gather(x * w, axis, i), [rand(a, b, c), index], [rand(1)]
 
+    def index_select(self, size: Draw, flag: Draw) -> Any:
+        shape, axis = [size(1, 4) for _ in range(3)], size(0, 2)
+        rows = torch.randint(0, shape[axis], (size(1, 5),))
+        return lambda x, i, w: torch.index_select(x * w, axis, i), [rand(*shape), rows], [rand(1)]
+
+    def index_add(self, size: Draw, flag: Draw) -> Any:
+        shape, axis, count = [size(1, 4) for _ in range(3)], size(0, 2), size(1, 5)
+        rows = torch.randint(0, shape[axis], (count,))
+        given = [count if i == axis else n for i, n in enumerate(shape)]
+        return lambda x, i, y, w: torch.index_add(x * w, axis, i, y * w), [rand(*shape), rows, rand(*given)], [rand(1)]
+
+    def scatter(self, size: Draw, flag: Draw) -> Any:
+        shape, axis = [size(1, 4) for _ in range(3)], size(0, 2)
+        given = [size(1, shape[axis]) if i == axis else n for i, n in enumerate(shape)]
+        index = torch.rand(given).argsort(axis)  # no place twice, so that the order does not matter
+        act = torch.scatter if flag() else torch.scatter_add
+        return lambda x, i, y, w: act(x * w, axis, i, y * w), [rand(*shape), index, rand(*given)], [rand(1)]
+
+    def one_hot(self, size: Draw, flag: Draw) -> Any:
+        index, classes = torch.randint(0, 4, (size(1, 4), size(1, 4))), size(4, 6)
+        return lambda i, w: F.one_hot(i, classes) * w, [index], [rand(1)]
+
+    def topk(self, size: Draw, flag: Draw) -> Any:
+        shape, axis, largest = [size(1, 4) for _ in range(3)], size(0, 2), flag()
+        count = size(1, shape[axis])
+
+        def pick(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            values, places = torch.topk(x * w, count, axis, largest)
+            return values + places
+
+        return pick, [rand(*shape)], [rand(1)]
+
+    def routed_mm(self, size: Draw, flag: Draw) -> Any:
+        """Rows in the order of their experts, which some have none of, and back."""
+        assert moe.ALL_EXPERTS_FUNCTIONS  # it has a product by groups for float64, too
+        experts, tokens, times = size(1, 4), size(1, 6), size(1, 2)
+        chosen = torch.randint(0, experts, (tokens * times,))
+
+        def route(x: torch.Tensor, chosen: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            found, order = torch.sort(chosen)
+            ends = torch.cumsum(torch.histc(found.double(), experts, 0, experts - 1), 0, dtype=torch.int32)
+            made = torch.ops.transformers.grouped_mm_fallback(x[order // times], w, ends)
+            places = torch.empty_like(order)
+            places[order] = torch.arange(len(order))
+            rows: torch.Tensor = made[places]
+            return rows
+
+        return route, [rand(tokens, 3), chosen], [rand(experts, 3, size(1, 4))]
+
     def where(self, size: Draw, flag: Draw) -> Any:
         shape = size(1, 5), size(1, 5)
         other = 2.0 if flag() else rand(1, shape[1])
@@ -573,7 +623,8 @@ SAME = {
     "amax": "amin any all",
     "argmax": "argmin",
     "var": "std prod logsumexp linalg_vector_norm norm",
-    "cumsum": "cumprod",
+    "cumsum": "cumprod argsort",
+    "scatter": "scatter_add",
     "max": "sort min median",
     "nll_loss": "nll_loss_nd nll_loss2d",
     "cross_entropy_loss": "class_loss class_mean",

@@ -62,7 +62,7 @@ def test_the_cnn() -> None:
 def test_the_lstm() -> None:
     graph = ss.capture(CASES["lstm"].workload())
     names = described(graph)
-    assert names["embed"] == "sample=5:s length=3:a channel=6:p {vocab}=11:r"
+    assert names["embed"] == "sample=5:s length=3:a channel=6:p {vocab}=11:p"
     assert names["lower"] == names["upper_3"] == "sample=5:s hidden=6:p"
     assert names["project"] == "sample=5:s channel=11:p length=3:a {in}=6:r"
     assert graph.aliases == {"project.weight": "embed.weight"}

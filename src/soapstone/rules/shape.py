@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from math import prod
 
 from ..errors import GraphError
 from .notation import Map
-from .table import Call, Rule, Shape
+from .table import Call, Extents, Rule, Shape
 
 
 def _blocks(a: Shape, b: Shape) -> list[tuple[list[int], list[int]]]:
@@ -199,6 +200,36 @@ def _gather(call: Call) -> str:
     return f"{' '.join(left)}, {' '.join(names)} -> {' '.join(names)}"
 
 
+def _with_axis(call: Call, name: str) -> str:
+    """The output's axes, the one that the call is along by this name."""
+    return " ".join(name if i == call.axis() else f"x{i}" for i in range(len(call.outputs[0])))
+
+
+def _scatter(call: Call) -> str:
+    """One axis is written to, element by element; it is needed whole."""
+    for shape in call.shapes[1:]:
+        if any(a != b for i, (a, b) in enumerate(zip(call.shapes[0], shape)) if i != call.axis()):
+            raise GraphError("scatter to a part of the other axes has no rule")
+    own, given = (
+        " ".join(f"{mark}!" if i == call.axis() else n for i, n in enumerate(names)) for mark in ("to", "from")
+    )
+    return ", ".join([own, *[given] * (len(call.shapes) - 1)]) + f" -> {own}"
+
+
+def _index_add(call: Call) -> str:
+    """Rows are added to others by number; along that axis all is needed."""
+    names = [f"x{i}" for i in range(len(call.outputs[0]))]
+    own, given = (
+        " ".join(f"{mark}!" if i == call.axis() else n for i, n in enumerate(names)) for mark in ("to", "from")
+    )
+    return f"{own}, from!, {given} -> {own}"
+
+
+def _made(call: Call, extents: Extents) -> int:
+    """An operation for each element that comes out, however many there are to pick from."""
+    return prod(call.outputs[0])
+
+
 _move = partial(Rule, family="pointwise", saves="nothing", shape=True)
 
 RULES = {
@@ -224,6 +255,9 @@ RULES = {
     "upsample_nearest2d": Rule(
         "*b [height] [width] -> *b height width", family="pointwise", maps=_upsample_maps, saves="nothing"
     ),
-    "index": Rule(_index, family="table", saves="indices"),
-    "gather": Rule(_gather, family="table"),
+    "index": Rule(_index, family="table", flops=_made, saves="indices"),
+    "gather": Rule(_gather, family="table", flops=_made),
+    **dict.fromkeys(("scatter", "scatter_add"), Rule(_scatter, family="table", flops=_made, saves="index")),
+    "index_add": Rule(_index_add, family="table", flops=_made, slots=("self", "index", "source"), saves="index"),
+    "one_hot": Rule("*b -> *b class!", family="pointwise", flops=_made, saves="nothing"),
 }

@@ -214,6 +214,14 @@ def index(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shap
     return to.emit("index", {"self": inputs["self"], **slots}, {"axis": axes[0]}, outputs[0])
 
 
+def index_select(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+    axis = int(args["dim"]) % max(len(to.shape(inputs["self"])), 1)
+    if not to.shape(inputs["self"]) or not to.shape(inputs["index"]):
+        return None
+    slots = {"self": inputs["self"], "indices.0": inputs["index"]}
+    return to.emit("index", slots, {"axis": axis}, outputs[0])
+
+
 def pad(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     if args["mode"] != "constant":
         return None
@@ -402,6 +410,7 @@ REWRITES: dict[str, Rewrite] = {
     "copy": copy,
     "roll": roll,
     "index": index,
+    "index_select": index_select,
     "pad": pad,
     "embedding": embedding,
     "embedding_bag": embedding_bag,
