@@ -210,18 +210,13 @@ def _scatter(call: Call) -> str:
     for shape in call.shapes[1:]:
         if any(a != b for i, (a, b) in enumerate(zip(call.shapes[0], shape)) if i != call.axis()):
             raise GraphError("scatter to a part of the other axes has no rule")
-    own, given = (
-        " ".join(f"{mark}!" if i == call.axis() else n for i, n in enumerate(names)) for mark in ("to", "from")
-    )
+    own, given = (_with_axis(call, mark) for mark in ("to!", "from!"))
     return ", ".join([own, *[given] * (len(call.shapes) - 1)]) + f" -> {own}"
 
 
 def _index_add(call: Call) -> str:
     """Rows are added to others by number; along that axis all is needed."""
-    names = [f"x{i}" for i in range(len(call.outputs[0]))]
-    own, given = (
-        " ".join(f"{mark}!" if i == call.axis() else n for i, n in enumerate(names)) for mark in ("to", "from")
-    )
+    own, given = (_with_axis(call, mark) for mark in ("to!", "from!"))
     return f"{own}, from!, {given} -> {own}"
 
 
