@@ -277,6 +277,7 @@ void Ledger::read_stores(int32_t tensor, const TaskTimes& times, Stores& stores)
 // What is added to a gradient lies beside it.
 void Ledger::hold_added(int32_t tensor, const Stores& stores) {
   const FlowBlock& block = *graph_.flows[tensor];
+  std::map<std::pair<int32_t, Part>, int64_t> left;  // of what each reading part's backward makes
   for (size_t i = 0; i < block.flows.size(); ++i) {
     const Flow& flow = block.flows[i];
     if (!flow.returns || !is_wanted(flow.device)) continue;
@@ -284,9 +285,11 @@ void Ledger::hold_added(int32_t tensor, const Stores& stores) {
     for (const auto& [reader, part] : block.readers_of(i)) {
       const auto& [op, input] = graph_.graph.tensors[tensor].readers[reader];
       const Span& span = spans_[op][part];
-      if (span.back_since > store.back_since)
-        hold(flow.device, span.back_since, span.back_until, std::min(store.bytes, parts_of(op).inputs[input][part]),
-             Content::working, op);
+      if (span.back_since <= store.back_since) continue;
+      int64_t& rest = left.try_emplace({reader, part}, parts_of(op).inputs[input][part]).first->second;
+      const int64_t bytes = std::min(store.bytes, rest);
+      hold(flow.device, span.back_since, span.back_until, bytes, Content::working, op);
+      rest -= bytes;
     }
   }
 }

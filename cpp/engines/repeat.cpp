@@ -120,6 +120,7 @@ bool Repeat::serve(const Turn& turn, int64_t limit, const Bounds& bounds) {
   int64_t end = turn.ready;
   soapstone::serve(task, turn.ready, resources_, [&](const Hold& hold, int64_t start) {
     end = std::max(end, start + hold.duration);
+    if (!hold.is_busy()) return;
     left_[hold.resource] -= hold.duration;
     least_ = std::max(least_, start + hold.duration + left_[hold.resource]);
   });

@@ -51,7 +51,6 @@ class Repeat {
   };
 
   size_t place(Slot slot, int32_t microbatch) const { return microbatch * num_slots_ + slot.value; }
-  // The only microbatch of a task that is done once.
   int32_t last() const { return graph_.num_microbatches - 1; }
   std::pair<int32_t, int32_t> microbatches_of(Slot slot) const;  // the first, and the one after the last
   void prepare();

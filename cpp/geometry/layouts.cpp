@@ -147,13 +147,21 @@ void count_parts(const Op& op, Layout& layout) {
   }
 }
 
-void add_memory(const Op& op, const Regions& regions, int64_t share, int64_t whole, Layout& layout) {
+void add_memory(const Graph& graph, const Op& op, const Regions& regions, int64_t share, int64_t whole,
+                Layout& layout) {
   const auto bytes = [&](int32_t value) { return volume(regions.values[value]) * op.item_sizes[value]; };
   const auto extra = static_cast<int64_t>((static_cast<__int128>(op.extra) * share + whole - 1) / whole);
   int64_t saved = extra, made = 0, working = extra;
   for (const int32_t value : op.saved) saved += bytes(value);
   for (const auto& output : op.outputs) made += bytes(output.value);
   for (int32_t value = 0; value < static_cast<int32_t>(op.values.size()); ++value) working += bytes(value);
+  int64_t read = 0, trained = 0;
+  for (const auto& [tensor, value] : op.inputs) {
+    if (graph.tensors[tensor].source != Source::parameter) read += bytes(value);
+    if (graph.tensors[tensor].source == Source::parameter && graph.tensors[tensor].grad) trained += bytes(value);
+  }
+  layout.read.push_back(read);
+  layout.trained.push_back(trained);
   layout.saved.push_back(saved);
   layout.made.push_back(made);
   layout.working.push_back(working);
@@ -186,7 +194,7 @@ Layout lay_out(const Graph& graph, const Op& op, const Degrees& degrees) {
     const Regions& regions = finder.of(box);
     layout.group_of.push_back(static_cast<int32_t>(group_index(op, degrees, part.value)));
     if (layout.combines) add_to_group(op, regions, part, layout);
-    add_memory(op, regions, volume(box), whole, layout);
+    add_memory(graph, op, regions, volume(box), whole, layout);
     for (size_t i = 0; i < op.inputs.size(); ++i) inputs[i].add(regions.values[op.inputs[i].value]);
     if (part == layout.first_copy(layout.output_of(part)))
       for (size_t i = 0; i < op.outputs.size(); ++i) outputs[i].add(regions.values[op.outputs[i].value]);

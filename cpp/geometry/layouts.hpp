@@ -37,7 +37,9 @@ struct Layout {
   std::vector<Share<Part>> inputs;
   std::vector<Share<OutputPart>> outputs;
   Extents extents;
-  By<Part, int64_t> saved, made, working;  // bytes: what stays for backward, is put out, is held at work
+  // Bytes: what stays for backward, is put out, is held at work; and what it reads, of values and of trained
+  // parameters.
+  By<Part, int64_t> saved, made, working, read, trained;
 
   auto parts() const { return range<Part>(num_parts); }
   std::vector<Part> all_parts() const { return {parts().begin(), parts().end()}; }

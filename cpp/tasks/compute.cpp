@@ -1,6 +1,7 @@
 #include "tasks/compute.hpp"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 
 #include "tasks/listing.hpp"
@@ -196,19 +197,47 @@ void OpBlocks::count(OpIndex op, const OpState& state, int64_t sign) {
          {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
       if (!slots->empty() && (*slots)[part] != none)
         totals.compute[device] += times * graph_.pool.tasks[(*slots)[part]].first.duration;
-    totals.memory.saved[device] += saved * state.layout->saved[part];
+    const int64_t again = state.configuration.recompute ? state.layout->read[part] : 0;  // what it is remade from
+    totals.memory.saved[device] += saved * (state.layout->saved[part] + again);
     totals.memory.made[device] += sign * made * state.layout->made[part];
   }
   count_working(op, state, sign);
 }
 
 void OpBlocks::count_working(OpIndex op, const OpState& state, int64_t sign) {
+  const auto bytes = working_of(op, state);
   for (const Part part : state.layout->parts()) {
     const Device device = state.configuration.devices[part];
     auto& most = working(op, device);
-    most = sign < 0 ? 0 : std::max(most, state.layout->working[part]);
+    most = sign < 0 ? 0 : std::max(most, bytes[part]);
     most_known_[device] = false;
   }
+}
+
+// Where a gradient is added to another, autograd has what is added and the new sum beside the sum so far, each as large
+// as all that the device has of the parameter.
+By<Part, int64_t> OpBlocks::working_of(OpIndex op, const OpState& state) const {
+  By<Part, int64_t> found = state.layout->working;
+  bool is_shared = false;
+  int64_t whole = 0;
+  for (const Operand& input : graph_.graph.ops[op].inputs) {
+    const Tensor& tensor = graph_.graph.tensors[input.tensor];
+    if (tensor.source != Source::parameter || !tensor.grad) continue;
+    is_shared |= tensor.readers.size() > 1;
+    whole += num_elements(tensor.factoring) * tensor.item_size;
+  }
+  const auto& devices = state.configuration.devices;
+  std::map<Device, int64_t> there;  // of the op's trained parameters
+  for (const Part part : devices.indices()) there[devices[part]] += state.layout->trained[part];
+  const bool adds = is_shared || graph_.num_microbatches > 1 || there.size() < devices.size();
+  for (const Part part : devices.indices())
+    if (adds) found[part] += 2 * (is_shared ? whole : std::min(there[devices[part]], whole));
+  return found;
+}
+
+int64_t OpBlocks::largest_working(OpIndex op) const {
+  const auto working = working_of(op, states_[op]);
+  return *std::max_element(working.begin(), working.end());
 }
 
 const By<Device, int64_t>& OpBlocks::most_working() {

@@ -61,6 +61,7 @@ class OpBlocks final : public Blocks {
   bool is_changing(OpIndex op) const { return changing_[op]; }
   const OpBlock& before(OpIndex op) const;    // the change
   const By<Device, int64_t>& most_working();  // the largest task's bytes
+  int64_t largest_working(OpIndex op) const;  // of an op's parts
   bool has_unread(OpIndex op) const;          // some part finishes a copy that nobody reads
 
   void make(const ChangeSet&) override {}  // `configure` did
@@ -77,6 +78,7 @@ class OpBlocks final : public Blocks {
   std::unique_ptr<OpBlock> make_block(OpIndex op, const OpState& state);
   void count(OpIndex op, const OpState& state, int64_t sign);
   void count_working(OpIndex op, const OpState& state, int64_t sign);
+  By<Part, int64_t> working_of(OpIndex op, const OpState& state) const;
   bool is_unread(OpIndex op, Part part) const;
   bool is_returned(OpIndex op, Part begin, Part end) const;
   void add_combine_edges(OpIndex op, std::vector<Edge>& edges) const;

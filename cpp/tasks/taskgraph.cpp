@@ -101,8 +101,7 @@ By<Device, int64_t> TaskGraph::memory_bound(int64_t num_states) {
 
 bool TaskGraph::surely_fits(const By<Device, int64_t>& limit, int64_t num_states) const {
   int64_t largest = 0;
-  for (const auto& op : ops)
-    largest = std::max(largest, *std::max_element(op.layout->working.begin(), op.layout->working.end()));
+  for (const OpIndex op : ops.indices()) largest = std::max(largest, ops.largest_working(op));
   for (const Device device : limit.indices())
     if (totals.memory.lasting(device, num_states) + largest > limit[device]) return false;
   return true;

@@ -230,7 +230,7 @@ def test_progress_is_told_and_may_stop_the_search() -> None:
     graph, topology = case("rnnlm", "p100:1x4")
     told: list[Progress] = []
     ss.search(graph, topology, proposals=300, budget=None, progress=told.append)
-    assert {step.phase for step in told} == {"asking for costs", "searching"}
+    assert {step.phase for step in told} == {"asking for costs", "looking at pipelines", "searching"}
     assert told[-1].proposals == 300
     assert told[-1].share == 1.0
 

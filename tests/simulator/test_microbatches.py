@@ -218,6 +218,39 @@ def test_changes_are_played_as_if_from_the_start(name: str) -> None:
             assert (simulator.peak_memory == accepted).all()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_limits_decide_where_messages_cost_hosts_alone(seed: int) -> None:
+    """A message that keeps no device busy bounds nothing on it."""
+    graph, plain, rng = graph_of("nmt"), ss.Topology.parse("h100:2x2"), random.Random(seed)
+    ns = 30 * 10 ** rng.randrange(1, 5)
+    hosts = [
+        replace(device, send=ns + 7 * i, receive=ns // 2, sum=2 * ns, iteration=3 * ns)
+        for i, device in enumerate(plain.devices)
+    ]
+    topology, training = Topology(tuple(hosts), plain.links), ss.Training(Launching(rng.choice((0.5, 2, 10))))
+    count = rng.choice([n for n in (2, 4, 8) if graph.num_samples % n == 0])
+    simulator = ss.Simulator(graph, topology, microbatched(graph, topology, count, seed), training=training)
+    for number in range(12):
+        other = microbatched(graph, topology, count, 50 * seed + number)
+        changes = {op: other[op] for op in rng.sample(list(other), 3)}
+        whole = ss.simulate(graph, topology, simulator.strategy.replace(changes), training=training)
+        assert simulator.propose(changes, limit=whole.makespan_ns) == whole.makespan_ns
+        simulator.accept()
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm", "nmt"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_peak_of_a_small_model_passes_the_bound(name: str, count: int) -> None:
+    """Where gradients are added up beside one another, and what is remade is read again."""
+    graph, topology = graph_of(name), ss.Topology.parse("cpu:1x3")
+    for seed in range(25):
+        strategy = microbatched(graph, topology, count if graph.num_samples % count == 0 else 1, seed)
+        strategy = recomputed(sharded(strategy, seed), seed) if seed % 2 else strategy
+        training = ss.Training(optimizer="sgd", bucket_bytes=4096 * (seed % 3))
+        memory = ss.simulate(graph, topology, strategy, training=training).memory
+        assert (memory.peak <= memory.bound).all(), seed
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", NAMES)
 def test_no_peak_passes_the_bound(name: str, seed: int) -> None:

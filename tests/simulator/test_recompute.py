@@ -70,7 +70,7 @@ def test_what_is_between_boundaries_goes_and_comes_again() -> None:
     assert activations_at(again, start_of_backward(again, last)) == 2 * OUTPUT
     assert activations_at(again, start_of_backward(again, 5)) == 4 * OUTPUT
     assert activations_at(again, start_of_backward(again, 2)) == 3 * OUTPUT
-    assert np.array_equal(again.memory.bound, plain.memory.bound)
+    assert (again.memory.bound >= plain.memory.bound).all()
 
 
 def test_all_recomputed_are_one_stretch() -> None:

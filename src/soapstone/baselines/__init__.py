@@ -4,12 +4,12 @@ from ..graph import OperatorGraph
 from ..strategy import Strategy
 from ..topology import Topology
 from .expert import expert, megatron
-from .pipeline import grid, is_grid, named_grid, pipeline, pipelines
+from .pipeline import USUAL, grid, is_grid, named_grid, pipeline, pipelines
 from .sharded import fsdp, zero1
 from .simple import data_parallel, model_parallel, random
 
 __all__ = [
-    "BASELINES", "UNSHARDED", "baseline", "data_parallel", "expert", "fsdp", "grid", "is_baseline", "is_grid",
+    "BASELINES", "UNSHARDED", "USUAL", "baseline", "data_parallel", "expert", "fsdp", "grid", "is_baseline", "is_grid",
     "megatron", "model_parallel", "pipeline", "pipelines", "random", "zero1",
 ]  # fmt: skip
 

@@ -87,7 +87,7 @@ def profile(
     print_all(_table(rows[:SHOWN]), f"\n{costs.machine.name}: {summary}")
 
 
-def measure_space(case: Case) -> None:
+def measure_space(case: Case, microbatches: int = 1) -> None:
     """Have costs that are measured ready for a search. Ctrl-C ends it between two rounds of measurements: raised just
     anywhere, KeyboardInterrupt was lost now and then."""
     if not case.is_measured:
@@ -99,7 +99,7 @@ def measure_space(case: Case) -> None:
                 raise KeyboardInterrupt
             progress(share)
 
-        Problem(case.graph, case.topology, progress=report, training=case.training)
+        Problem(case.graph, case.topology, progress=report, training=case.training, microbatches=microbatches)
     if interrupt.happened:
         raise KeyboardInterrupt
 

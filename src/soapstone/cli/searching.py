@@ -124,7 +124,7 @@ def _by_chains(case: Case, wanted: Wanted, data_parallel: float, method: str) ->
             memory_limit=wanted.memory_limit,
             sharding=wanted.sharding,
             recompute=wanted.recompute,
-            microbatches=wanted.microbatches or (1 if case.is_measured and not wanted.starts else None),
+            microbatches=wanted.microbatches,
             engine=wanted.engine,
             progress=show,
             training=case.training,
@@ -231,14 +231,15 @@ def search_command(
         raise SoapstoneError(f"there is no method {method!r}; {remedy}")
     if budget is None:
         budget = PROOF_SECONDS if method == "exhaustive" else SECONDS
-    for option, given in (("--start", bool(start)), ("--engine", engine != FASTEST)):
+    only = (("--start", start), ("--engine", engine != FASTEST), ("--microbatches", (microbatches or 1) > 1))
+    for option, given in only:
         if given and method not in ("soapstone", "paper"):
             raise SoapstoneError(f"{option} is for searches that walk, not for {method}; leave one of the two out")
     wanted = Wanted(budget, proposals, seed, chains, memory_limit, engine, sharding, recompute, microbatches)
     _check_output(output, save)
     check_report(report)
     wanted = replace(wanted, starts=tuple(case.strategies(*(start or ()))))
-    measure_space(case)
+    measure_space(case, microbatches or 1)
     before = _simulated(case, BASELINES["data"](case.graph, case.topology))
     with interrupts():
         found = METHODS[method](case, wanted, before.makespan)
@@ -314,7 +315,7 @@ def compare(
         raise SoapstoneError(f"there is no approach {wrong[0]!r}; {remedy}")
     wanted = Wanted(budget, proposals, seed, chains, memory_limit, microbatches=microbatches)
     check_report(report)
-    measure_space(case)
+    measure_space(case, microbatches or 1)
     data = _simulated(case, BASELINES["data"](case.graph, case.topology))
     rows: dict[str, tuple[Simulation, float]] = {}
     refused: set[str] = set()

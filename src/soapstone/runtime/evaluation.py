@@ -34,10 +34,7 @@ class Evaluation:
         self._training, transport = training, training.transport
 
         def prepare() -> Plan:
-            count = len(work.inputs)
-            moved = tuple(x.to(work.place) if isinstance(x, torch.Tensor) else x for x in inputs)
-            named = dict(zip([n for n, v in work.kwargs.items() if isinstance(v, torch.Tensor)], moved[count:]))
-            example = replace(work, inputs=moved[:count], kwargs={**work.kwargs, **named})
+            example = work.filled(*(x.to(work.place) if isinstance(x, torch.Tensor) else x for x in inputs))
             graph = capture_output(example, training.graph)
             strategy = _like(graph, training.plan.simulation.strategy)
             simulation = simulate(graph, strategy.topology, strategy)

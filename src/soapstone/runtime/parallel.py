@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import RankError
 from ..simulator import Simulation
-from ..tracing import Workload
+from ..tracing import Workload, flattened
 from .agreement import Verdict, agree, checksum
 from .batch import BatchCheck
 from .clipping import clip_grad_norm
@@ -38,10 +39,11 @@ class Parallel:
         """What this rank reads of each tensor of the batch; a step takes whole tensors, or just these slices."""
         return self._check.slices
 
-    def step(self, *batch: torch.Tensor, sync: bool = True) -> torch.Tensor:
+    def step(self, *batch: Any, sync: bool = True) -> torch.Tensor:
         """Forward, backward and gradient sync. Every rank passes the batch, inputs then targets, whole or cut to its
         `slices`, and gets the same loss. Gradients of the step before are dropped, unless that was one with
         `sync=False`: then they are added to. Raises RankError on every rank where one rank's batch does not fit."""
+        batch = flattened(batch)
         given: list[Values] = []
 
         def check() -> torch.Tensor | None:
@@ -82,9 +84,10 @@ class Parallel:
             one, other, *_ = sorted(found.values())
             raise RankError(f"ranks {one} and {other} pass different batches; every rank must pass the whole batch")
 
-    def evaluate(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, *inputs: Any) -> torch.Tensor:
         """The model's output in eval mode, whole and on every rank; every rank passes the same whole inputs, of any
         batch size: each new shape is captured once. A model that has its own loss gives that."""
+        inputs = flattened(inputs)
         shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in inputs)
         if shapes not in self._evaluations:
             self._evaluations[shapes] = Evaluation(self._work, self._executor, inputs)

@@ -30,6 +30,11 @@ class Budget:
     seconds: float = inf
     proposals: int = NEVER
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether seconds alone limit it."""
+        return self.proposals == NEVER
+
     def part(self, share: float) -> Budget:
         """A proposal at least."""
         return Budget(self.seconds * share, self._proposals(max(int(self.proposals * share), 1)))
@@ -41,7 +46,7 @@ class Budget:
         return [Budget(self.seconds, proposals) for proposals in counts]
 
     def _proposals(self, some: int) -> int:
-        return NEVER if self.proposals == NEVER else some
+        return NEVER if self.is_timed else some
 
 
 class Chain:

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..baselines import BASELINES, UNSHARDED, grid
+from ..baselines import BASELINES, UNSHARDED, USUAL, grid
 from ..errors import SoapstoneError
 from ..graph import microbatch
 from ..simulator import Simulator
 from ..strategy import Strategy
 from .chain import NEVER
 from .problem import Problem
+from .starts import SHARDED
 
-USUAL = 4  # microbatches for each stage
+MOST_EACH = 16  # microbatches for each stage
 BEST = 3  # sizes that are looked at with other numbers of microbatches
 WORTH = 1.1  # times the best uncut strategy's time
 MOST = 4  # numbers of microbatches that get a share of the budget
-SHARDED = ("zero1", "fsdp")
 
 Cost = tuple[bool, int]  # whether it does not fit, and ns
 Sizes = tuple[int, int, int]
@@ -33,24 +33,35 @@ class Cuts:
     """What to begin with, for each number of microbatches that is worth a search, the best first; for the one that is
     `wanted`, whatever it is worth. Looks at no more where `is_over` says so."""
 
-    def __init__(self, uncut: Problem, wanted: int | None, is_over: Callable[[], bool]) -> None:
-        self.uncut, self.wanted, self.is_over = uncut, wanted, is_over
+    def __init__(
+        self,
+        uncut: Problem,
+        wanted: int | None,
+        is_over: Callable[[], bool],
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.uncut, self.wanted, self.is_over, self.progress = uncut, wanted, is_over, progress
         self.graph, self.topology, self.sharding = uncut.whole, uncut.topology, uncut.options.shards
         self.found: dict[tuple[int, Sizes], list[tuple[Cost, Strategy]]] = {}  # by the number of microbatches
 
-    def worth_a_search(self) -> list[list[Strategy]]:
+    def worth_a_search(self) -> list[tuple[Cost, list[Strategy]]]:
         if self.wanted is None and self.graph.has_batch_norm:
             return []
         uncut = self._uncut()
-        sized = sorted((self._look(sizes, count), sizes) for sizes, count in self._usual(accumulates=uncut[0]))
-        for cost, sizes in sized[:BEST]:
+        sized = []
+        usual = list(self._usual(accumulates=uncut[0]))
+        for number, (sizes, count) in enumerate(usual):
+            self.progress(0.5 * number / len(usual))
+            sized.append((self._look(sizes, count), sizes))
+        for number, (cost, sizes) in enumerate(sorted(sized)[:BEST]):
+            self.progress(0.5 + 0.5 * number / BEST)
             if cost[0] or cost[1] <= 2 * WORTH * uncut[1]:
                 self._look_closely(sizes)
         if self.wanted and not self.found:
             microbatch(self.graph, self.wanted)  # says why it cannot be cut so
             raise SoapstoneError(f"no pipeline has {self.wanted} microbatches; use another number of them")
         limit = (True, NEVER) if self.wanted else (uncut[0], int(WORTH * uncut[1]))
-        return [starts for cost, starts in self._best_sizes() if cost <= limit][:MOST]
+        return [found for found in self._best_sizes() if found[0] <= limit and found[0][1] < NEVER][:MOST]
 
     def _best_sizes(self) -> list[tuple[Cost, list[Strategy]]]:
         """For each number of microbatches, the strategies of the sizes that are best with it, the best first."""
@@ -64,7 +75,9 @@ class Cuts:
 
     def _uncut(self) -> Cost:
         names = (*UNSHARDED, *(SHARDED if self.sharding else ()))
-        return min(self._cost(BASELINES[name](self.graph, self.topology)) for name in names)
+        known = [BASELINES[name](self.graph, self.topology) for name in names]
+        smaller = [*self.uncut.on_one_device(), *self.uncut.on_one_node()]
+        return min(self._cost(each) for each in (*known, *map(self.uncut.strategy, smaller)))
 
     def _usual(self, *, accumulates: bool) -> Iterator[tuple[Sizes, int]]:
         """All sizes of a pipeline, with as many microbatches as are usual; with one stage where nothing uncut fits."""
@@ -84,7 +97,7 @@ class Cuts:
         """With more microbatches and fewer, and with more of them in flight: messages take their time, too."""
         stages = sizes[2]
         for count in self._numbers(sizes):
-            if self.wanted or stages <= count <= 4 * USUAL * stages:
+            if self.wanted or stages <= count <= MOST_EACH * stages:
                 self._look(sizes, count)
                 self._look(sizes, count, _with_twice_the_windows)
                 cost = self._look(sizes, count, _without_windows)

@@ -9,6 +9,7 @@ from math import inf
 from time import monotonic
 
 from ..baselines import baseline, is_grid
+from ..costs import PreparedCosts
 from ..errors import SoapstoneError
 from ..files import shortened
 from ..graph import OperatorGraph
@@ -20,7 +21,7 @@ from .cuts import Cuts
 from .interrupts import interrupts
 from .methods import METHODS, TEMPERATURES
 from .outcome import Progress, SearchResult
-from .problem import Problem
+from .problem import Problem, check_problem
 from .rounds import Round, Rounds
 from .starts import INITIAL, KNOWN, Initial
 
@@ -61,6 +62,7 @@ def search(
     check_arguments(budget, proposals, seed, method, chains, temperature, engine, microbatches)
     if progress is not None and not callable(progress):
         raise SoapstoneError(f"progress={shortened(progress)} cannot be called; give a function of one Progress")
+    check_problem(graph, topology, training)
     hot = TEMPERATURES[method] if temperature is None else temperature
     running = Rounds(method, hot, engine, seed, chains, progress or (lambda _: None))
     make = partial(
@@ -73,31 +75,51 @@ def search(
         recompute=recompute,
         progress=lambda share: running.tell("asking for costs", share),
     )
+    if initial is None and microbatches is None and isinstance(training.costs, PreparedCosts):
+        microbatches = 1  # every other number of them would have to be measured first
+    given = None if initial is None else _given(initial, graph, topology)
+    count = _count_of(given, microbatches)
+    first = Round(make(microbatches=count or 1), INITIAL[method] if given is None else given)
     with interrupts(running.stop) as running.interrupt:
         begun = monotonic()
-        rounds = _rounds(running, make, initial, microbatches, budget)
+        rounds = [first]
+        if given is None and microbatches != 1 and method == "soapstone":
+            rounds = _rounds(running, first, make, microbatches, budget if proposals is None else None)
         left = inf if budget is None else max(budget - (monotonic() - begun), budget / 2)
         running.run_all(rounds, Budget(left, NEVER if proposals is None else proposals))
         return running.result()
 
 
-def _rounds(
-    running: Rounds, make: partial[Problem], initial: Initial | None, wanted: int | None, budget: float | None
-) -> list[Round]:
-    """What is searched, one after the other: a problem for each number of microbatches, and what it begins with."""
-    given = None if initial is None else _given(initial, *make.args)
+def _count_of(given: Sequence[str | Strategy] | None, wanted: int | None) -> int | None:
+    """The number of microbatches, where it is known. Raises SoapstoneError where initial strategies have others."""
     counts = {each.microbatches for each in given or () if isinstance(each, Strategy)}
-    if len(counts | ({wanted} if wanted else set())) > 1:
+    if len(counts) > 1:
         have = " and ".join(map(str, sorted(counts)))
         raise SoapstoneError(f"initial strategies have {have} microbatches; a search wants all to have the same number")
-    usual = INITIAL[running.method] if given is None else given
-    if counts or wanted == 1 or given is not None or running.method != "soapstone":
-        return [(make(microbatches=max(counts, default=wanted or 1)), usual)]
-    uncut = make()
-    deadline = None if budget is None else monotonic() + CUTS_SHARE * budget
-    cuts = Cuts(uncut, wanted, lambda: running.interrupt.happened or (deadline is not None and monotonic() > deadline))
-    rounds: list[Round] = [] if wanted else [(uncut, usual)]
-    return rounds + [(make(microbatches=own[0].microbatches), own) for own in cuts.worth_a_search()]
+    if wanted and counts and wanted not in counts:
+        raise SoapstoneError(f"initial strategies have {counts.pop()} microbatches where {wanted} are asked for")
+    return counts.pop() if counts else wanted if given is not None else None
+
+
+def _rounds(
+    running: Rounds, uncut: Round, make: partial[Problem], wanted: int | None, seconds: float | None
+) -> list[Round]:
+    """What is searched, one after the other: what is not cut, then the numbers of microbatches that are worth it; or
+    the one that is wanted. Looking for them takes no more than a share of the seconds, where these count."""
+    deadline = inf if seconds is None else monotonic() + CUTS_SHARE * seconds
+    cuts = Cuts(
+        uncut.problem,
+        wanted,
+        lambda: running.interrupt.happened or monotonic() > deadline,
+        lambda share: running.tell("looking at pipelines", share),
+    )
+    found = [
+        Round(partial(make, microbatches=starts[0].microbatches), starts, cost[1])
+        for cost, starts in cuts.worth_a_search()
+    ]
+    if running.interrupt.happened and not wanted:
+        return [uncut]
+    return found if wanted else [uncut, *found]
 
 
 def _given(initial: Initial, graph: OperatorGraph, topology: Topology) -> Sequence[str | Strategy]:

@@ -29,6 +29,14 @@ from ..topology import Topology
 from .options import Options
 
 
+def check_problem(graph: OperatorGraph, topology: Topology, training: Training) -> None:
+    """Raise SoapstoneError unless these can be searched."""
+    for given, kind in ((graph, OperatorGraph), (topology, Topology)):
+        if not isinstance(given, kind):
+            raise SoapstoneError(f"a search needs a graph and a topology; {shortened(given)} is neither")
+    check_training(training)
+
+
 class Problem:
     """The space with the times of everything in it, for so many microbatches: `graph` is that of one of them, `whole`
     the model's. `progress` hears what share of the times is known. Raises SoapstoneError for what no simulation
@@ -46,10 +54,7 @@ class Problem:
         microbatches: int = 1,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
-        for given, kind in ((graph, OperatorGraph), (topology, Topology)):
-            if not isinstance(given, kind):
-                raise SoapstoneError(f"a search needs a graph and a topology; {shortened(given)} is neither")
-        check_training(training)
+        check_problem(graph, topology, training)
         self.whole, self.topology, self.training, self.microbatches = graph, topology, training, microbatches
         self.graph = graph = microbatch(graph, microbatches)
         self.times = KnownTimes(graph, topology, training.costs)

@@ -22,7 +22,20 @@ from .problem import Problem
 from .starts import TICK, StartDeadline, starts_of
 from .tying import Groups, apart, levels
 
-Round = tuple[Problem, Sequence[str | Strategy]]  # and what it begins with
+WORTH = 1.1  # times the best time so far: a round whose start takes longer is left out
+
+
+@dataclass(frozen=True)
+class Round:
+    """A problem, or what makes it, what to begin with, and what the best of that takes, where it is known."""
+
+    made: Problem | Callable[[], Problem]
+    initial: Sequence[str | Strategy]
+    start_ns: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        return self.made if isinstance(self.made, Problem) else self.made()
 
 
 @dataclass
@@ -37,7 +50,8 @@ class Rounds:
     report: Callable[[Progress], None]
     interrupt: Interrupt = field(default_factory=lambda: Interrupt(None))
     done: list[tuple[Problem, list[Chain]]] = field(default_factory=list)
-    share: tuple[float, float] = (0.0, 1.0)  # of the whole budget: what is gone before the round, and what it may spend
+    offsets: list[tuple[int, float]] = field(default_factory=list)  # proposals and seconds before each round
+    part: tuple[float, float] = (0.0, 1.0)  # of the whole budget: what is gone before the round, and what it may spend
     begun: float = field(default_factory=monotonic)
 
     def stop(self) -> None:
@@ -46,63 +60,89 @@ class Rounds:
                 chain.native.stop()
 
     def tell(self, phase: str, share: float) -> None:
-        gone, own = self.share
-        self.report(Progress(phase, gone + share * own))
+        """Of what comes before a round. Raises KeyboardInterrupt where there is something to give back already."""
+        if self.interrupt.happened and self.done:
+            raise KeyboardInterrupt
+        gone, own = self.part
+        self.report(
+            Progress(phase, gone + share * own, self.num_proposals, monotonic() - self.begun, self._best_seconds)
+        )
 
     def run_all(self, rounds: list[Round], budget: Budget) -> None:
+        """Ctrl-C ends it."""
         self.begun = monotonic()
         if len(rounds) == 1 or budget.proposals < 2 * len(rounds):
-            return self.run(*rounds[0], budget)
-        for number, (problem, initial) in enumerate(rounds):
-            if number and self.interrupt.happened:
-                return
-            self.share = (number / len(rounds) / 2, 1 / len(rounds) / 2)
-            self.run(problem, initial, budget.part(1 / len(rounds) / 2))
-        left = Budget(budget.seconds - (monotonic() - self.begun), budget.part(0.5).proposals)
-        if left.seconds > 0 and not self.interrupt.happened:
-            problem, best = self.best
-            self.share = (0.5, 0.5)
-            self.run(problem, [problem.strategy(best.native.best)], left)
+            return self.run(rounds[0].problem, rounds[0].initial, budget)
+        try:
+            for number, each in enumerate(rounds):
+                if self.done and (self.interrupt.happened or each.start_ns > WORTH * self._best_ns):
+                    continue
+                self.part = (number / len(rounds) / 2, 1 / len(rounds) / 2)
+                self.run(each.problem, each.initial, self._left(budget, self.part[1]))
+            if not self.interrupt.happened and self._left(budget).seconds > 0:
+                problem, best = self.best
+                self.part = (0.5, 0.5)
+                self.run(problem, [problem.strategy(best.native.best)], self._left(budget))
+        except KeyboardInterrupt:
+            self.interrupt.happened = True
+
+    def _left(self, budget: Budget, share: float = 1.0) -> Budget:
+        """Of the whole; a share of it in proposals where these are counted, since no clock may decide then."""
+        seconds = budget.seconds - (monotonic() - self.begun)
+        if share == 1.0:
+            return Budget(seconds, NEVER if budget.is_timed else max(budget.proposals - self.num_proposals, 1))
+        return Budget(budget.seconds * share if budget.is_timed else seconds, budget.part(share).proposals)
 
     def run(self, problem: Problem, initial: Sequence[str | Strategy], budget: Budget) -> None:
         groups = _levels(problem, initial)
-        limit = budget.seconds if budget.seconds < inf and budget.proposals == NEVER else None
+        limit = budget.seconds if budget.is_timed and budget.seconds < inf else None
         deadline = StartDeadline(problem.topology, limit, partial(self.tell, "looking for a start"), self.interrupt)
         starts = starts_of(problem, initial, groups, deadline)
         left = Budget(max(budget.seconds - deadline.seconds, budget.seconds / 2), budget.proposals)
+        self.offsets.append((self.num_proposals, monotonic() - self.begun))
         chains = self._chains(problem, left)
         self.done.append((problem, chains))
         if self.interrupt.happened:
             self.stop()
 
-        def run(chain: Chain) -> None:
+        def walk(chain: Chain) -> None:
             first = chain.place % len(starts)
             own = [*starts[first:], *starts[:first]]
             chain.go(own[0](chain, groups[-1]))  # so that there is a best, however short the time
             METHODS[self.method](chain, groups, own, self.temperature)
 
-        _run_all(run, chains, self._tell_best, self.stop)
+        _run_all(walk, chains, self._tell_best, self.stop)
 
     def _chains(self, problem: Problem, budget: Budget) -> list[Chain]:
         """Each with random numbers of its own, and only those that have anything to spend."""
         found = []
+        later = f" {len(self.done)}" if self.done else ""  # the first round's are those of a search with one
         for place, own in enumerate(budget.among(self.num_chains)):
-            seed = f"{self.seed} {place}"
+            seed = f"{self.seed} {place}{later}"
             native = problem.chain(seed, self.engine)
             found.append(Chain(native, problem.options, own, seed=seed, place=place))
         return found
 
     def _tell_best(self) -> None:
-        gone, own = self.share
+        gone, own = self.part
         spent = max(chain.share for chain in self.done[-1][1])
-        overflow, makespan = self.best[1].cost
-        seconds, best = monotonic() - self.begun, None if overflow else makespan * 1e-9
-        self.report(Progress("searching", gone + spent * own, self.num_proposals, seconds, best))
+        seconds = monotonic() - self.begun
+        self.report(Progress("searching", gone + spent * own, self.num_proposals, seconds, self._best_seconds))
 
     @property
     def best(self) -> tuple[Problem, Chain]:
-        every = ((problem, chain) for problem, chains in self.done for chain in chains)
-        return min(every, key=lambda pair: pair[1].cost)
+        """Of equal ones the last, which knows more of its neighbours."""
+        every = [(problem, chain) for problem, chains in self.done for chain in chains]
+        return min(reversed(every), key=lambda pair: pair[1].cost)
+
+    @property
+    def _best_ns(self) -> float:
+        overflow, makespan = self.best[1].cost
+        return inf if overflow else makespan
+
+    @property
+    def _best_seconds(self) -> float | None:
+        return None if not self.done or self._best_ns == inf else self._best_ns * 1e-9
 
     @property
     def num_proposals(self) -> int:
@@ -115,12 +155,24 @@ class Rounds:
         return SearchResult(
             problem.strategy(best.native.best),
             best.native.best_makespan * 1e-9,
-            tuple(Improvement(count, seconds, ns * 1e-9) for count, seconds, ns in best.native.history),
+            self._history(best),
             self.num_proposals,
             monotonic() - self.begun,
             *best.locally_optimal,
             self.interrupt.happened,
         )
+
+    def _history(self, winner: Chain) -> tuple[Improvement, ...]:
+        """Of the best chain of each round up to the winner's, what improved on all before."""
+        found: list[Improvement] = []
+        for (proposals, seconds), (_, chains) in zip(self.offsets, self.done):
+            best = winner if winner in chains else min(chains, key=lambda chain: chain.cost)
+            own = [Improvement(proposals + count, seconds + at, ns * 1e-9) for count, at, ns in best.native.history]
+            least = found[-1].makespan if found else inf
+            found += [each for each in own if each.makespan < least] if found else own
+            if best is winner:
+                break
+        return tuple(found)
 
 
 def _levels(problem: Problem, initial: Sequence[str | Strategy]) -> list[Groups]:

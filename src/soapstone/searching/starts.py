@@ -86,7 +86,7 @@ def _ranked(problem: Problem, given: Sequence[list[Native]], deadline: StartDead
     for number, native in enumerate(given):
         deadline.tell(number / len(given))
         costs.append(problem.cost(native))
-    problem.options.recomputes = problem.recompute and any(not_fitting for not_fitting, _ in costs)
+    problem.options.recomputes |= problem.recompute and any(not_fitting for not_fitting, _ in costs)
     if not problem.options.recomputes:
         return [given[i] for i in sorted(range(len(given)), key=lambda i: costs[i])]
     found: list[tuple[tuple[bool, int], list[Native]]] = []

@@ -14,9 +14,9 @@ from ..graph import OperatorGraph, Settings
 from .build import build
 from .precision import Autocast, device_type
 from .read import trace
-from .workload import Workload
+from .workload import Workload, flattened
 
-__all__ = ["Workload", "capture", "capture_output"]
+__all__ = ["Workload", "capture", "capture_output", "flattened"]
 
 
 def capture(
@@ -73,7 +73,14 @@ def _as_it_is(output: torch.Tensor) -> torch.Tensor:
 def _batch_dims(given: int | Sequence[int | None], batch: tuple[torch.Tensor, ...]) -> tuple[int | None, ...]:
     """The batch's axis of each tensor; one number serves all that have such an axis."""
     if type(given) is int and given >= 0:
-        return tuple(given if tensor.ndim > given else None for tensor in batch)
+        dims = tuple(given if tensor.ndim > given else None for tensor in batch)
+        sizes = sorted({tensor.shape[given] for tensor in batch if tensor.ndim > given})
+        if any(size % max(sizes[0], 1) for size in sizes):  # several rows of a sample may lie in a row
+            raise CaptureError(
+                f"tensors of the batch have {' and '.join(map(str, sizes))} samples along axis {given}; give all as "
+                "many, or batch_dim= a list with None for those that have none"
+            )
+        return dims
     if not isinstance(given, list | tuple):
         raise CaptureError(f"batch_dim={given!r} is not an axis, counted from 0, nor a list of them")
     if len(given) != len(batch):

@@ -12,12 +12,14 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -35,6 +37,8 @@ from .precision import (
     twin_on,
 )
 from .rewrite import REWRITES, SCATTERS
+from .unseen import decided_chances, refused_functions
+from .users_code import line_of
 from .without_cuda import cuda_rules_allowed
 from .workload import Workload
 
@@ -95,7 +99,8 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with redirect_stderr(StringIO()):
+            yield
     finally:
         logging.disable(before)
 
@@ -149,6 +154,8 @@ def export(work: Workload, autocast: Autocast | None) -> torch.export.ExportedPr
             stack.enter_context(_quiet())
             stack.enter_context(cuda_rules_allowed())
             stack.enter_context(marked_checkpoints())
+            stack.enter_context(refused_functions())
+            stack.enter_context(decided_chances())
             away = autocast is not None and autocast.device != own
             program = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast)
             elsewhere = None if away else region_elsewhere(program.graph_module, own)
@@ -164,11 +171,19 @@ def export(work: Workload, autocast: Autocast | None) -> torch.export.ExportedPr
     except CaptureError:
         raise
     except Exception as error:  # whatever a user's model or torch.export raises
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise CaptureError(
-            f"torch.export rejects {type(work.model).__name__}: {reason}; make its forward free of data-dependent "
-            "Python control flow, and check that loss and targets fit its output"
-        ) from error
+        raise CaptureError(_sentence(error, type(work.model).__name__)) from error
+
+
+def _sentence(error: Exception, model: str) -> str:
+    reason = str(error).strip().split("\n")[0] or type(error).__name__
+    line = line_of(error.__traceback__)
+    where = f" ({line})" if line else ""
+    if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in reason:
+        return (
+            f"what {model} does next depends on numbers in a tensor{where}, which torch.export does not follow; "
+            "compute both ways and choose by torch.where, or decide by something that is known before"
+        )
+    return f"torch.export rejects {model}: {reason}{where}; check that loss and targets fit its output"
 
 
 def _exported(work: Workload, autocast: Autocast | None) -> torch.export.ExportedProgram:

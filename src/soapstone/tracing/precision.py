@@ -132,9 +132,6 @@ def twin_on(work: Workload, device: str) -> Workload:
         with mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
-    def changed(value: Any) -> Any:
-        return moved(value) if isinstance(value, torch.Tensor) else value
-
     with FakeCopyMode(mode):
         twin: nn.Module = copy.deepcopy(work.model)
     for module in twin.modules():
@@ -143,13 +140,7 @@ def twin_on(work: Workload, device: str) -> Workload:
                 setattr(module, name, nn.Parameter(moved(tensor), requires_grad=False))
             elif isinstance(tensor, torch.Tensor):
                 setattr(module, name, moved(tensor))
-    return Workload(
-        twin,
-        tuple(map(moved, work.inputs)),
-        loss=work.loss,
-        targets=tuple(map(moved, work.targets)),
-        kwargs={name: changed(value) for name, value in work.kwargs.items()},
-    )
+    return work.mapped(twin, moved)
 
 
 def device_type(work: Workload) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses import FakeTensor
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -275,6 +276,8 @@ class _Reader:
         outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
         if outputs is None:
             self._refuse_randomness(node, args)
+            if any(self.trace.values[value].grad for value in inputs.values()):
+                _refuse_dead_end(target, node)
             metas = metas[: facts.num_outputs]
             outputs = self.recorder.emit(
                 self.kinds.get(kind, kind),
@@ -368,6 +371,16 @@ class _Reader:
             self.trace.counters.append(buffer)
         else:
             raise CaptureError(f"the model changes its buffer {buffer!r} in a way that has no rule; keep it constant")
+
+
+def _refuse_dead_end(target: Any, node: fx.Node) -> None:
+    """An op of somebody's own that gradients cannot pass."""
+    known = OPDEFS.get(f"{target.namespace}::{target._opname}")
+    if known is not None and known._backward_fn is None:
+        name = kind_of(target)
+        raise CaptureError(
+            f"{name} in {_where(node)} has no backward; give it one by register_autograd, or detach its inputs"
+        )
 
 
 def _shapes(metas: Any) -> list[tuple[int, ...]]:

@@ -230,17 +230,13 @@ def pad(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]
 
 
 def embedding(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
-    """Rows in a row, such as those of learned positions, are a slice of the weight: no op of its own, that some device
-    would have to do for all."""
-    weight, indices = inputs["weight"], to.constant(inputs["indices"])
-    if indices is None or args.get("scale_grad_by_freq"):
+    """All rows one after the other, as of learned positions, are the weight: no op of its own, that some device would
+    have to do for all. Rows that are left out would get no gradient, where a table's get zeros, which decay with it."""
+    weight = inputs["weight"]
+    all_rows = to.constant(inputs["indices"]) == list(range(to.shape(weight)[0]))
+    if not all_rows or args.get("scale_grad_by_freq") or args.get("sparse") or args.get("padding_idx", -1) >= 0:
         return None
-    first, past = int(indices[0]), int(indices[0]) + len(indices)
-    in_a_row = indices == list(range(first, past)) and first >= 0 and past <= to.shape(weight)[0]
-    if not in_a_row or first <= args.get("padding_idx", -1) < past:
-        return None
-    rows = _slice(to, weight, 0, first, past)
-    return [rows if to.shape(rows) == outputs[0] else _view(to, rows, outputs[0])]
+    return [weight if to.shape(weight) == outputs[0] else _view(to, weight, outputs[0])]
 
 
 def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:

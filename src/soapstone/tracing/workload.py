@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import TreeSpec, register_dataclass, tree_flatten, tree_unflatten
 
 from ..errors import CaptureError
 
@@ -17,15 +18,15 @@ from ..errors import CaptureError
 @dataclass(frozen=True)
 class Workload:
     """A model with example tensors of the whole batch. The loss is `loss(model(*inputs, **kwargs), *targets)`; with
-    `loss=None` the model returns it, alone, first in a tuple, or as `output.loss`. Raises CaptureError where an
-    argument is not what it should be.
+    `loss=None` the model returns it, alone, first in a tuple, or as `output.loss`. Arguments and targets may hold
+    tensors in dicts, tuples and dataclasses. Raises CaptureError where an argument is not what it should be.
 
-    A step's batch is the inputs, then the tensors among the keyword arguments, then the targets: `work.batch`."""
+    A step's batch is the tensors of the inputs, then of the keyword arguments, then of the targets: `work.batch`."""
 
     model: nn.Module
-    inputs: tuple[torch.Tensor, ...]
+    inputs: tuple[Any, ...]
     loss: Callable[..., torch.Tensor] | None = field(default=None, kw_only=True)
-    targets: tuple[torch.Tensor, ...] = field(default=(), kw_only=True)
+    targets: tuple[Any, ...] = field(default=(), kw_only=True)
     kwargs: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -33,23 +34,19 @@ class Workload:
             raise CaptureError(f"the model must be an nn.Module, not {type(self.model).__name__}")
         for name in ("inputs", "targets"):
             given = getattr(self, name)
-            if not isinstance(given, torch.Tensor | tuple | list):
-                raise CaptureError(f"{name} must be a tuple of tensors, not {type(given).__name__}")
-            tensors = (given,) if isinstance(given, torch.Tensor) else tuple(given)
-            for i, tensor in enumerate(tensors):
-                if not isinstance(tensor, torch.Tensor):
-                    raise CaptureError(f"{name}[{i}] must be a tensor, not {type(tensor).__name__}")
-            object.__setattr__(self, name, tensors)
-        for name, value in self.kwargs.items():
-            if not isinstance(value, torch.Tensor) and _holds_tensor(value):
-                raise CaptureError(f"kwargs[{name!r}] holds tensors inside; pass each tensor as an argument of its own")
+            each = tuple(given) if type(given) in (tuple, list) else (given,)
+            for i, value in enumerate(each):
+                if not tensors_in(value):
+                    where = f"{name}[{i}]" if type(given) in (tuple, list) else name
+                    raise CaptureError(f"{where} must be a tensor, or hold some, not {type(value).__name__}")
+            object.__setattr__(self, name, each)
         if self.targets and self.loss is None:
             raise CaptureError("targets are given, but no loss that takes them; pass loss=")
 
     def to(self, dtype: str) -> Workload:
         """The same in another floating-point type; the model itself is changed."""
         wanted: torch.dtype = getattr(torch, dtype)
-        return self._with(self.model.to(wanted), lambda x: x.to(wanted) if x.is_floating_point() else x)
+        return self.mapped(self.model.to(wanted), lambda x: x.to(wanted) if x.is_floating_point() else x)
 
     @property
     def place(self) -> torch.device:
@@ -59,16 +56,14 @@ class Workload:
 
     def on(self, place: torch.device) -> Workload:
         """The same on a device; the model itself is moved."""
-        return self._with(self.model.to(place), lambda x: x.to(place))
+        return self.mapped(self.model.to(place), lambda x: x.to(place))
 
-    def _with(self, model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Workload:
+    def mapped(self, model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Workload:
         """Another model, and every tensor of the batch changed."""
 
-        def changed(value: Any) -> Any:
-            return change(value) if isinstance(value, torch.Tensor) else value
-
-        inputs, targets = tuple(map(changed, self.inputs)), tuple(map(changed, self.targets))
-        kwargs = {name: changed(value) for name, value in self.kwargs.items()}
+        leaves, structure = _flat(self._arguments)
+        leaves = [change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        inputs, kwargs, targets = tree_unflatten(leaves, structure)
         return replace(self, model=model, inputs=inputs, targets=targets, kwargs=kwargs)
 
     def off_meta(self) -> Workload:
@@ -76,23 +71,46 @@ class Workload:
         if not any(t.is_meta for t in (*self.model.parameters(), *self.model.buffers(), *self.batch)):
             return self
 
-        return self._with(_off_meta(self.model), lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x)
+        return self.mapped(_off_meta(self.model), lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x)
 
     @property
     def batch(self) -> tuple[torch.Tensor, ...]:
         """The example tensors in the order in which a step takes them."""
-        return (*self.inputs, *(self.kwargs[name] for name in self._named), *self.targets)
+        return tensors_in(self._arguments)
 
     @property
-    def _named(self) -> list[str]:
-        return [name for name, value in self.kwargs.items() if isinstance(value, torch.Tensor)]
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+        return self.inputs, self.kwargs, self.targets
+
+    def filled(self, *batch: torch.Tensor) -> Workload:
+        """The same with other tensors, in the same order; those that are not given stay."""
+        given = iter(batch)
+        return self.mapped(self.model, lambda tensor: next(given, tensor))
 
     def compute_loss(self, *batch: torch.Tensor) -> torch.Tensor:
         """The loss of a batch on one device, as plain PyTorch computes it."""
-        first, last = len(self.inputs), len(self.inputs) + len(self._named)
-        named = dict(zip(self._named, batch[first:last]))
-        output = self.model(*batch[:first], **{**self.kwargs, **named})
-        return _own_loss(output) if self.loss is None else self.loss(output, *batch[last:])
+        with_batch = self.filled(*batch)
+        output = self.model(*with_batch.inputs, **with_batch.kwargs)
+        return _own_loss(output) if self.loss is None else self.loss(output, *with_batch.targets)
+
+
+def flattened(batch: Iterable[Any]) -> tuple[Any, ...]:
+    """Tensors in place of what holds some; what holds none stays as it is."""
+    found = ((each,) if isinstance(each, torch.Tensor) else tensors_in(each) or (each,) for each in batch)
+    return tuple(chain.from_iterable(found))
+
+
+def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors that it is or holds, in dicts, lists, tuples, dataclasses, and whatever torch's pytrees know."""
+    return tuple(leaf for leaf in _flat(value)[0] if isinstance(leaf, torch.Tensor))
+
+
+def _flat(value: Any) -> tuple[list[Any], TreeSpec]:
+    leaves, structure = tree_flatten(value)
+    unknown = {type(leaf) for leaf in leaves if is_dataclass(leaf) and not isinstance(leaf, type)}
+    for kind in unknown:
+        register_dataclass(kind)
+    return _flat(value) if unknown else (leaves, structure)
 
 
 def _off_meta(model: nn.Module) -> nn.Module:
@@ -109,11 +127,6 @@ def _off_meta(model: nn.Module) -> nn.Module:
             holder: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
             holder[name] = made[id(tensor)]
     return twin
-
-
-def _holds_tensor(value: Any) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
-    return isinstance(value, torch.Tensor) or any(map(_holds_tensor, inner))
 
 
 def _own_loss(output: Any) -> Any:

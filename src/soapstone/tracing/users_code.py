@@ -1,0 +1,45 @@
+"""Where in the user's own code something happens, for sentences about it."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+_OURS = Path(__file__).parents[1]
+_TORCHS = Path(torch.__file__).parent
+
+
+class Line:
+    """A line of code that is neither torch's nor ours."""
+
+    def __init__(self, frame: traceback.FrameSummary) -> None:
+        self.code = (frame.line or "").strip()
+        self._path, self._number = Path(frame.filename), frame.lineno
+
+    def __str__(self) -> str:
+        """As in `model.py, line 12: y = x[mask]`; of a file elsewhere its last few folders."""
+        here = Path.cwd()
+        path = self._path.relative_to(here) if self._path.is_relative_to(here) else Path(*self._path.parts[-3:])
+        return f"{path}, line {self._number}" + (f": {self.code}" if self.code else "")
+
+
+def line_of(error: TracebackType | None) -> Line | None:
+    """The last one before an error."""
+    return _last(traceback.extract_tb(error))
+
+
+def line_here() -> Line | None:
+    """The one that led here."""
+    return _last(traceback.extract_stack())
+
+
+def _last(frames: traceback.StackSummary) -> Line | None:
+    users = [frame for frame in frames if _is_users(Path(frame.filename))]
+    return Line(users[-1]) if users else None
+
+
+def _is_users(path: Path) -> bool:
+    return path.exists() and not path.is_relative_to(_OURS) and not path.is_relative_to(_TORCHS)
