@@ -21,6 +21,18 @@ ZOO: dict[str, dict[str, Any]] = {
     "nmt": {"batch": 4, "vocab": 12, "length": 3, "hidden": 8, "layers": 1},
     "gpt2": {"batch": 4, "vocab": 16, "length": 6, "width": 8, "heads": 2, "layers": 2},
     "llama": {"batch": 4, "vocab": 16, "length": 6, "width": 16, "heads": 4, "key_heads": 2, "inner": 24, "layers": 2},
+    "mixtral": {
+        "batch": 4,
+        "vocab": 16,
+        "length": 6,
+        "width": 16,
+        "heads": 4,
+        "key_heads": 2,
+        "inner": 24,
+        "experts": 4,
+        "layers": 1,
+    },
+    "dit": {"batch": 4, "image": 8, "channels": 2, "width": 8, "heads": 2, "layers": 1, "classes": 5},
     "vit": {"batch": 4, "image": 16, "patch": 4, "width": 8, "heads": 2, "layers": 1, "classes": 5},
 }
 

@@ -47,6 +47,18 @@ SMALL: dict[str, dict[str, Any]] = {
     "nmt": {"batch": 3, "vocab": 11, "length": 3, "hidden": 6},
     "gpt2": {"batch": 3, "vocab": 17, "length": 6, "width": 8, "heads": 2, "layers": 2},
     "llama": {"batch": 3, "vocab": 17, "length": 6, "width": 16, "heads": 4, "key_heads": 2, "inner": 12, "layers": 2},
+    "mixtral": {
+        "batch": 3,
+        "vocab": 17,
+        "length": 6,
+        "width": 16,
+        "heads": 4,
+        "key_heads": 2,
+        "inner": 12,
+        "experts": 4,
+        "layers": 2,
+    },
+    "dit": {"batch": 3, "image": 8, "channels": 2, "width": 8, "heads": 2, "layers": 1, "classes": 5},
     "vit": {"batch": 3, "image": 16, "patch": 8, "width": 8, "heads": 2, "layers": 2, "classes": 5},
 }
 
@@ -94,7 +106,7 @@ def test_a_zoo_model_trains_like_one_device(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(1, 8))
-@pytest.mark.parametrize("name", ["gpt2", "llama", "nmt", "vit", "rnnlm", "lenet"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "nmt", "vit", "rnnlm", "lenet"])
 def test_a_zoo_model_trains_in_microbatches(name: str, seed: int) -> None:
     graph, rng = captured(name), random.Random(f"{name} {seed}")
     topology, count = ss.Topology.parse(f"cpu:1x{rng.choice((2, 3, 4))}"), rng.choice(counts_of(graph))

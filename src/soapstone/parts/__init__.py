@@ -11,6 +11,7 @@ from ..graph import Op, OperatorGraph
 from . import kernels
 from .allocator import freed_memory_kept, keep_freed_memory
 from .frames import Box, common, hull, lengths, local_shape, projected, reframe, whole
+from .kernels.experts import routed_mm
 from .lookups import Range, ranges
 from .place import COMBINED, CombinedOrAlone, Draws, Place, Tensors, compute
 from .recording import Function, Recording, record
@@ -34,6 +35,7 @@ __all__ = [
     "ranges",
     "record",
     "reframe",
+    "routed_mm",
     "whole",
 ]
 

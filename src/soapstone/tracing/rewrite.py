@@ -239,6 +239,11 @@ def embedding(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
     return [weight if to.shape(weight) == outputs[0] else _view(to, weight, outputs[0])]
 
 
+def routed_mm(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+    """Our own op, of all experts."""
+    return None if args["first"] else to.emit("routed_mm", inputs, {}, outputs[0])
+
+
 def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """Bags of equal size are rows of look-ups that are added up or averaged."""
     bags, count = outputs[0][0], to.shape(inputs["indices"])[0]
@@ -410,6 +415,7 @@ REWRITES: dict[str, Rewrite] = {
     "pad": pad,
     "embedding": embedding,
     "embedding_bag": embedding_bag,
+    "soapstone::routed_mm": routed_mm,
     "lstm": recurrent("lstm"),
     "gru": recurrent("gru"),
     "rnn_tanh": recurrent("rnn_tanh"),

@@ -72,6 +72,16 @@ ENTRIES = {
         {"vocab": 128_256, "length": 8192, "width": 8192, "heads": 64, "key_heads": 8, "inner": 28_672, "layers": 80},
         ("length",), 70_553.7,
     ),
+    "mixtral": Entry(
+        "Mixtral 8x7B, a mixture of experts", "transformer.Mixtral", "words", "words", 8,
+        {"vocab": 32_000, "length": 4096, "width": 4096, "heads": 32, "key_heads": 8, "inner": 14_336, "experts": 8,
+         "chosen": 2, "layers": 32},
+        ("length",), 46_702.8,
+    ),
+    "dit": Entry(
+        "DiT-XL/2, a diffusion transformer", "transformer.DiT", "latents", "noise", 32,
+        {"image": 32, "channels": 4, "patch": 2, "width": 1152, "heads": 16, "layers": 28, "classes": 1000}, (), 675.1,
+    ),
     "vit": Entry(
         "ViT-B/16", "transformer.ViT", "images", "class", 64,
         {**_IMAGE, "patch": 16, "width": 768, "heads": 12, "layers": 12}, (), 86.6,

@@ -21,7 +21,7 @@ def _routed_mm(place: Place, inputs: Tensors) -> torch.Tensor:
 
 
 @torch.library.custom_op("soapstone::routed_mm", mutates_args=())
-def routed_mm(input: torch.Tensor, weight: torch.Tensor, experts: torch.Tensor, first: int) -> torch.Tensor:
+def routed_mm(input: torch.Tensor, weight: torch.Tensor, experts: torch.Tensor, first: int = 0) -> torch.Tensor:
     """Row i times the matrix of expert `experts[i]`, where the first matrix is expert `first`'s."""
     order, ends = _by_expert(experts, first, weight.shape[0])
     rows, made = input[order], input.new_zeros(len(input), weight.shape[2])
@@ -69,7 +69,7 @@ def _is_ours(rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
 
 
 @routed_mm.register_fake
-def _(input: torch.Tensor, weight: torch.Tensor, experts: torch.Tensor, first: int) -> torch.Tensor:
+def _(input: torch.Tensor, weight: torch.Tensor, experts: torch.Tensor, first: int = 0) -> torch.Tensor:
     return input.new_empty(input.shape[0], weight.shape[2])
 
 
