@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import soapstone as ss
+from soapstone.rules import facts_of
 from tests.support.models import ONE_AT_A_TIME, seeded
 from tests.support.seeds import seeds
 from tests.support.training import Record, assert_same, train_plain, train_threads
@@ -59,8 +62,42 @@ def t5() -> tuple[Any, dict[str, torch.Tensor]]:
     return transformers.T5ForConditionalGeneration(config), _tokens()
 
 
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 8, "num_experts_per_tok": 2, "use_cache": False,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+
+
+def mixtral() -> tuple[Any, dict[str, torch.Tensor]]:
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES, num_local_experts=4)), _tokens()
+
+
+def qwen2_moe() -> tuple[Any, dict[str, torch.Tensor]]:
+    """With an expert that all tokens share."""
+    config = transformers.Qwen2MoeConfig(
+        **SIZES, num_experts=4, moe_intermediate_size=12, shared_expert_intermediate_size=20
+    )
+    return transformers.Qwen2MoeForCausalLM(config), _tokens()
+
+
+def deepseek_v3() -> tuple[Any, dict[str, torch.Tensor]]:
+    """Experts in groups, of which few are chosen from, and keys by way of few numbers."""
+    sizes = {**SIZES, "num_key_value_heads": 4, "n_routed_experts": 4, "moe_intermediate_size": 12}
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+    config = transformers.DeepseekV3Config(**sizes, **ranks, first_k_dense_replace=1, n_group=2, topk_group=1)
+    return transformers.DeepseekV3ForCausalLM(config), _tokens()
+
+
+def gpt_oss() -> tuple[Any, dict[str, torch.Tensor]]:
+    """Experts with biases."""
+    config = transformers.GptOssConfig(**SIZES, num_local_experts=4, head_dim=4)
+    return transformers.GptOssForCausalLM(config), _tokens()
+
+
+EXPERTS = (mixtral, qwen2_moe, deepseek_v3, gpt_oss)
 MODELS: dict[str, Callable[[], tuple[Any, dict[str, torch.Tensor]]]] = {
-    f.__name__: f for f in (gpt2, llama, bert, vit, t5)
+    f.__name__: f for f in (gpt2, llama, bert, vit, t5, *EXPERTS)
 }
 
 
@@ -85,6 +122,7 @@ def no_casts(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.float64 if given is torch.float32 else given
 
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch.Tensor, "type", lambda x, dtype: to(x, raised(dtype)))
     monkeypatch.setattr(
         torch.Tensor, "to", lambda x, *a, **k: to(x, *map(raised, a), **{n: raised(v) for n, v in k.items()})
     )
@@ -101,8 +139,17 @@ def captured(name: str) -> ss.OperatorGraph:
 
 @cache
 def reference(name: str) -> Record:
-    work = doubled(name)
+    work = eager_experts(doubled(name))
     return train_plain(work, [work.batch] * 2)
+
+
+def eager_experts(work: ss.Workload) -> ss.Workload:
+    """With one expert after the other, since torch's product by groups takes no float64."""
+    for module in work.model.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None:
+            config._experts_implementation = "eager"
+    return work
 
 
 @pytest.mark.usefixtures("no_casts")
@@ -114,6 +161,16 @@ def test_it_trains_like_one_device(name: str, seed: int) -> None:
     strategy = ss.baselines.data_parallel(graph, topology) if data else ss.baselines.random(graph, topology, seed=seed)
     for record in train_threads(lambda: doubled(name), graph, strategy, [doubled(name).batch] * 2):
         assert_same(record, reference(name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_products_have_the_flops_that_torch_counts(name: str) -> None:
+    work = eager_experts(workload(name))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the CPU's own it does not count
+        work.compute_loss(*work.batch)
+    steps = [step for op in ss.capture(workload(name)).ops for step in op.steps]
+    found = sum(step.flops for step in steps if facts_of(step.kind).family in ("dense", "conv", "attention"))
+    assert found == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 @pytest.mark.parametrize("name", MODELS)

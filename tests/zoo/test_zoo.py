@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -79,9 +78,7 @@ def test_a_model_and_its_batch_may_be_larger_than_memory() -> None:
 
 def workload(name: str) -> ss.Workload:
     with seeded(3):
-        work = zoo.load(name, **SMALL[name])
-    doubles = tuple(x.double() if x.is_floating_point() else x for x in work.inputs)
-    return replace(work, model=work.model.double(), inputs=doubles)
+        return zoo.load(name, **SMALL[name]).to("float64")
 
 
 @cache
