@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
@@ -76,7 +77,7 @@ def load_workload(request: Request) -> Workload:
         work = zoo.load(request.model, batch=request.batch, **request.sizes)
     else:
         path, function = request.file()
-        work = _call(path, function, _run(path))
+        work = _call(path, function, _run(path), request)
     return work if request.dtype == "float32" else work.to(request.dtype)
 
 
@@ -101,8 +102,6 @@ def check_request(request: Request) -> None:
         raise CaptureError(f"dtype {request.dtype!r} is not known; {remedy}")
     if request.is_file:
         request.file()
-        if request.batch is not None or request.sizes:
-            raise CaptureError("only the zoo's models take a batch or sizes; a file's function sets its own")
     elif request.model not in zoo.names():
         remedy = meant(request.model, zoo.names(), f"there are {', '.join(zoo.names())}")
         raise CaptureError(f"there is no model {request.model!r}; {remedy} (or pass path/to/file.py:function)")
@@ -129,16 +128,22 @@ def _run(path: Path) -> Any:
     return module
 
 
-def _call(path: Path, function: str, module: Any) -> Workload:
+def _call(path: Path, function: str, module: Any, request: Request) -> Workload:
+    """What the function returns, which gets a batch and sizes where it takes them."""
     from .tracing import Workload
 
     make = getattr(module, function, None)
     if not callable(make):
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise CaptureError(f"{path.name} has no function {function!r}; {meant(function, own, f'it has {_names(own)}')}")
+    given = {**({} if request.batch is None else {"batch": request.batch}), **request.sizes}
+    taken = _arguments(make)
+    if taken is not None and (unknown := [name for name in given if name not in taken]):
+        takes = f"it takes {', '.join(taken)}" if taken else "it takes no arguments and sets its own"
+        raise CaptureError(f"{path.name}:{function} takes no {unknown[0]!r}; {takes}")
     try:
         with redirect_stdout(sys.stderr):
-            work = make()
+            work = make(**given)
     except SoapstoneError:
         raise
     except (Exception, SystemExit) as error:
@@ -146,6 +151,14 @@ def _call(path: Path, function: str, module: Any) -> Workload:
     if not isinstance(work, Workload):
         raise CaptureError(f"{path.name}:{function} must return a soapstone.Workload, not {type(work).__name__}")
     return work
+
+
+def _arguments(make: Callable[..., Any]) -> list[str] | None:
+    """The names that it may be given; None where it takes any."""
+    parameters = inspect.signature(make).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
 def _names(found: list[str]) -> str:

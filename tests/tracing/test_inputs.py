@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.errors import CaptureError
+from soapstone.loading import Request, load_graph
 from soapstone.runtime.transports import alone
 from tests.support.training import assert_same, train_plain, train_threads
 
@@ -165,3 +167,25 @@ def test_an_op_of_another_namespace_runs_whole() -> None:
 def test_an_op_without_a_backward_is_refused_where_it_needs_one() -> None:
     with pytest.raises(CaptureError, match=r"tests::frozen.*has no backward; give it one by register_autograd"):
         ss.capture(ss.Workload(Custom(frozen), (X,), loss=torch.sum))
+
+
+OWN = """
+import torch
+import soapstone as ss
+
+def make(batch=8, width=4):
+    return ss.Workload(torch.nn.Linear(width, 2), (torch.zeros(batch, width),), loss=torch.sum)
+
+def fixed():
+    return make()
+"""
+
+
+def test_a_function_of_ones_own_gets_the_batch_that_it_takes(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    name = f"{tmp_path / 'own.py'}"
+    assert load_graph(Request(f"{name}:make", 32, {"width": 16})).num_samples == 32
+    with pytest.raises(CaptureError, match=r"own.py:make takes no 'depth'; it takes batch, width"):
+        load_graph(Request(f"{name}:make", None, {"depth": 3}))
+    with pytest.raises(CaptureError, match="takes no 'batch'; it takes no arguments and sets its own"):
+        load_graph(Request(f"{name}:fixed", 4))
