@@ -197,7 +197,8 @@ void OpBlocks::count(OpIndex op, const OpState& state, int64_t sign) {
          {&state.block->forward, &state.block->finish_forward, &state.block->finish_backward, &state.block->backward})
       if (!slots->empty() && (*slots)[part] != none)
         totals.compute[device] += times * graph_.pool.tasks[(*slots)[part]].first.duration;
-    const int64_t again = state.configuration.recompute ? state.layout->read[part] : 0;  // what it is remade from
+    const int64_t again = state.configuration.recompute && graph_.graph.ops[op].backward ? state.layout->read[part]
+                                                                                         : 0;  // what it is remade from
     totals.memory.saved[device] += saved * (state.layout->saved[part] + again);
     totals.memory.made[device] += sign * made * state.layout->made[part];
   }

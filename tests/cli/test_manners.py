@@ -81,7 +81,7 @@ def test_names_and_files_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "deep.json").touch()
     assert completion.models("le") == ["lenet"]
-    assert completion.models("m") == ["model.py"]
+    assert completion.models("mo") == ["model.py"]
     assert completion.models("") == [*ss.zoo.names(), "model.py", "sub/"]
     assert completion.topologies("h") == ["here", "h100:", "h200:", "here.yaml"]
     assert completion.topologies("h100:1x4+a") == ["h100:1x4+a100:"]

@@ -58,7 +58,8 @@ def test_ranks_hold_what_is_predicted(
     for peak in run_processes(2, run, tmp_path / "meeting"):
         if isinstance(peak, Exception):
             raise peak
-        assert 0.85 <= peak / predicted <= 1.25, f"{peak / 1e6:.1f} MB where {predicted / 1e6:.1f} are predicted"
+        # gloo's collectives have copies of their own, which last longer where a rank waits for a busy machine
+        assert 0.85 <= peak / predicted <= 1.3, f"{peak / 1e6:.1f} MB where {predicted / 1e6:.1f} are predicted"
 
 
 def peak_of(profiled: profile) -> int:

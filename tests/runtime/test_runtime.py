@@ -372,7 +372,7 @@ def test_local_batch_norm_equals_norms_of_the_parts(first: dict[str, int], parts
     ]
     for work in works:
         work.model.load_state_dict(state)
-    graph = ss.capture(works[0], batch_norm="local")
+    graph = ss.capture(works[0], batch_norm="local", batch_dim=[0, 0])
     data = ss.baselines.data_parallel(graph, topology)
     strategy = data.replace({"first": ss.Configuration(first, tuple(range(prod(first.values()))))})
 

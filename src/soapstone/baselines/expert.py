@@ -108,7 +108,7 @@ def _data(op: Op) -> int:
 
 def _column(op: Op) -> Dim | None:
     """A dim of the output that splits the weight; a whole head rather than a part of one."""
-    dims = [dim for dim in op.dims if dim.kind == "parameter" and dim.splittable]
+    dims = [dim for dim in op.dims if dim.kind == "parameter" and dim.splittable and not dim.extra]
     return next((dim for dim in dims if dim.name == "head"), dims[0] if dims else None)
 
 

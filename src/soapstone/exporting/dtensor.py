@@ -89,15 +89,16 @@ def _styles(strategy: Strategy, mesh: Mesh) -> tuple[dict[str, str], list[str]]:
 
 def _style(op: Op, dim: str) -> str | None:
     names = [each.name for each in op.dims]
-    kinds = {kind: [each.name for each in op.dims if each.kind == kind] for kind in ("parameter", "reduction")}
+    summed = [each.name for each in op.dims if each.extra and each.kind != "sample"]
+    made = [each.name for each in op.dims if each.kind == "parameter" and not each.extra]
     place = names.index(dim)
     if op.kind in _WITH_ONE_INPUT and op.dims[place].kind == "sample":
         return f"SequenceParallel(sequence_dim={place}, use_local_output=False)"
     if op.kind in _NORMS and op.dims[place].kind == "attribute":
         return f"SequenceParallel(sequence_dim={place}, use_local_output=False)"
-    if op.kind in ("linear", "embedding") and kinds["reduction"] == [dim]:
+    if op.kind in ("linear", "embedding") and summed == [dim]:
         return "RowwiseParallel(input_layouts=Replicate(), use_local_output=False)"
-    if op.kind in ("linear", "embedding") and kinds["parameter"][:1] == [dim]:
+    if op.kind in ("linear", "embedding") and made[:1] == [dim]:
         return "ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)"
     return None
 
