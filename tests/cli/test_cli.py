@@ -122,7 +122,7 @@ def test_bad_input_gets_one_line(
 
 
 IN_FILES = {
-    "failing": "model.py:11 raises ValueError: no data here",
+    "failing": "model.py:11 raises ValueError: no data here (--verbose prints all that led to it)",
     "wrong": "model.py:wrong must return a soapstone.Workload, not int",
     "absent": "model.py has no function 'absent'; it has work, failing, wrong",
     "worc": "model.py has no function 'worc'; did you mean work?",
@@ -135,6 +135,10 @@ def test_a_faulty_file_gets_one_line(
 ) -> None:
     assert run(monkeypatch, "show", f"{file}:{function}") == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"soapstone: {IN_FILES[function]}"
+    assert run(monkeypatch, "show", f"{file}:{function}", "--verbose") == 2
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) == (function == "failing")
+    assert "--verbose" not in said
 
 
 SECOND = """

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ from . import (
     training,
     tuning,
 )
-from .common import Quiet, hush, takes_quiet
+from .common import Quiet, hush, is_verbose, takes_volume
 from .examples import OUTLINE, epilog
 
 __all__ = ["main", "run"]
@@ -64,7 +65,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name, command in COMMANDS.items():
-    app.command(name, epilog=epilog(name))(takes_quiet(command))
+    app.command(name, epilog=epilog(name))(takes_volume(command))
 app.add_typer(plotting.app, name="plot", epilog=epilog("plot"))
 
 
@@ -95,7 +96,10 @@ def main() -> None:
     try:
         status = app(standalone_mode=False)
     except SoapstoneError as error:
-        status = _complain(str(error))
+        more = "" if error.__cause__ is None or is_verbose() else " (--verbose prints all that led to it)"
+        status = _complain(str(error) + more)
+        if error.__cause__ is not None and is_verbose():
+            traceback.print_exception(error.__cause__)
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     except BrokenPipeError:  # the reader, such as head, has seen enough

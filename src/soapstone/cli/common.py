@@ -45,11 +45,12 @@ Chunk = Annotated[int, typer.Option(min=1, help="Time steps of a recurrent layer
 BatchNorm = Annotated[str, typer.Option(help="global: statistics of the whole batch; local: of each part.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Capture anew, whatever the cache holds.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no progress and no remarks.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="With an error, print all that led to it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
 class _Speech:
-    quiet = False
+    quiet = verbose = False
 
 
 def hush(quiet: bool = True) -> None:
@@ -61,21 +62,35 @@ def is_quiet() -> bool:
     return _Speech.quiet
 
 
-def takes_quiet(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that also takes --quiet, as all of them do."""
+def explain_errors(verbose: bool = True) -> None:
+    """Whether errors come with what led to them."""
+    _Speech.verbose = verbose
+
+
+def is_verbose() -> bool:
+    return _Speech.verbose
+
+
+def takes_volume(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that also takes --quiet and --verbose, as all of them do."""
     hints = get_type_hints(command, include_extras=True)
 
     @wraps(command)
-    def run(quiet: bool = False, **given: Any) -> None:
+    def run(quiet: bool = False, verbose: bool = False, **given: Any) -> None:
         if quiet:
             hush()
+        explain_errors(verbose)
         command(**given)
 
     own = inspect.signature(command).parameters.values()
     parameters = [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    added = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    run.__signature__ = inspect.Signature([*parameters, added])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in (*parameters, added)}
+    volume = {"quiet": Quiet, "verbose": Verbose}
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=hint)
+        for name, hint in volume.items()
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 

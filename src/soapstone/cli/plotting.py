@@ -16,7 +16,7 @@ from ..searching import check_arguments, search
 from ..simulator import simulate
 from ..strategy import Strategy
 from .arguments import Case, read_case, takes_case
-from .common import progress, say, takes_quiet
+from .common import progress, say, takes_volume
 
 Picture = Annotated[Path, typer.Option("-o", "--output", help="The picture: a name that ends in .png or .svg.")]
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What a command with --json printed.")]
@@ -26,7 +26,7 @@ app = typer.Typer(help="Draw plots: scaling over devices, search curves, steps a
 
 
 @app.command("scaling")
-@takes_quiet
+@takes_volume
 @takes_case
 def scaling(
     case: Case,
@@ -74,7 +74,7 @@ def _strategy(case: Case, name: str, budget: float) -> Strategy:
 
 
 @app.command("search")
-@takes_quiet
+@takes_volume
 def curves(files: Files, output: Picture, title: Title = "The best strategy so far") -> None:
     """Search curves, from what `search --json` printed."""
     check_picture(output)
@@ -87,7 +87,7 @@ def curves(files: Files, output: Picture, title: Title = "The best strategy so f
 
 
 @app.command("predictions")
-@takes_quiet
+@takes_volume
 def predictions(files: Files, output: Picture, title: Title = "Steps as predicted and as measured") -> None:
     """Predicted against measured steps, from what `train --json` printed."""
     check_picture(output)
