@@ -26,6 +26,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "nmt": {"vocab": 9, "length": 4, "hidden": 4, "layers": 2},
     "gpt2": {"vocab": 9, "length": 4, "width": 8, "heads": 2, "layers": 3},
     "llama": {"vocab": 9, "length": 4, "width": 8, "heads": 2, "key_heads": 1, "inner": 8, "layers": 12},
+    "mixtral": {"vocab": 9, "length": 4, "width": 8, "heads": 2, "key_heads": 1, "inner": 8, "experts": 4, "layers": 3},
+    "dit": {"image": 8, "width": 8, "heads": 2, "layers": 3},
     "vit": {"image": 32, "width": 8, "heads": 2, "layers": 3},
 }
 
