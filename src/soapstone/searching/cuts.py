@@ -1,4 +1,4 @@
-"""How many microbatches a search looks at, and how many each device has in flight: its outer level.
+"""How many microbatches a search looks at, and how many of them ops have in flight: its outer level.
 
 Pipelines of all sizes, replicas x tensor parallelism x stages, are simulated with the usual number of microbatches, the
 best of them with more and with fewer, with more of them in flight, and with the optimizer's state in shares. A number
@@ -22,7 +22,7 @@ from .starts import SHARDED
 
 MOST_EACH = 16  # microbatches for each stage
 BEST = 3  # sizes that are looked at with other numbers of microbatches
-WORTH = 1.1  # times the best uncut strategy's time
+WORTH = 1.1  # times the best time that is known: what begins slower is not searched
 MOST = 4  # numbers of microbatches that get a share of the budget
 
 Cost = tuple[bool, int]  # whether it does not fit, and ns

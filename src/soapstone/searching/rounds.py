@@ -15,14 +15,13 @@ from ..graph import scaled
 from ..simulator import translated_errors, workspace_of
 from ..strategy import Strategy
 from .chain import NEVER, Budget, Chain
+from .cuts import WORTH
 from .interrupts import Interrupt
 from .methods import METHODS
 from .outcome import Improvement, Progress, SearchResult
 from .problem import Problem
 from .starts import TICK, StartDeadline, starts_of
 from .tying import Groups, apart, levels
-
-WORTH = 1.1  # times the best time so far: a round whose start takes longer is left out
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,12 @@ class Rounds:
         """Of what comes before a round. Raises KeyboardInterrupt where there is something to give back already."""
         if self.interrupt.happened and self.done:
             raise KeyboardInterrupt
+        self._report(phase, share)
+
+    def _report(self, phase: str, share: float) -> None:
         gone, own = self.part
-        self.report(
-            Progress(phase, gone + share * own, self.num_proposals, monotonic() - self.begun, self._best_seconds)
-        )
+        seconds = monotonic() - self.begun
+        self.report(Progress(phase, gone + share * own, self.num_proposals, seconds, self._best_seconds))
 
     def run_all(self, rounds: list[Round], budget: Budget) -> None:
         """Ctrl-C ends it."""
@@ -124,10 +125,7 @@ class Rounds:
         return found
 
     def _tell_best(self) -> None:
-        gone, own = self.part
-        spent = max(chain.share for chain in self.done[-1][1])
-        seconds = monotonic() - self.begun
-        self.report(Progress("searching", gone + spent * own, self.num_proposals, seconds, self._best_seconds))
+        self._report("searching", max(chain.share for chain in self.done[-1][1]))
 
     @property
     def best(self) -> tuple[Problem, Chain]:

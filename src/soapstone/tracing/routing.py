@@ -32,7 +32,8 @@ class _Routing:
         self.shared: dict[int, tuple[int, int]] = {}  # the same, where so many rows in a row come of one
         self.place: dict[int, int] = {}  # the place that each row comes to
         self.experts: dict[int, int] = {}  # the experts that an order sorts by, in order or not
-        self.counts: dict[int, int] = {}  # of rows by expert, and where each expert's end
+        self.counts: dict[int, int] = {}  # of rows by expert,
+        self.ends: dict[int, int] = {}  # and where each expert's end
         self.renamed: dict[int, int] = {}
 
     def read_all(self) -> None:
@@ -51,8 +52,11 @@ class _Routing:
             self._divide(call, first)
         elif kind in ("histc", "bincount") and first in self.experts:
             self.counts[out] = self.experts[first]
-        elif kind in ("cumsum", *_CASTS) and first in self.counts:
-            self.counts[out] = self.counts[first]
+        elif kind == "cumsum" and first in self.counts:
+            self.ends[out] = self.counts[first]
+        elif kind in _CASTS and (first in self.counts or first in self.ends):
+            known = self.counts if first in self.counts else self.ends
+            known[out] = known[first]
         elif kind == "index" and list(inputs) == ["self", "indices.0"] and call.call.args.get("axis") == 0:
             self._index(call, first, inputs["indices.0"])
         elif kind in ("index_put", "index_put_") and inputs.get("indices.0") in self.order:
@@ -132,7 +136,7 @@ class _Routing:
         if len(call.inputs) != 3:  # a bias
             return
         rows, weight, ends = call.inputs
-        if rows not in self.plain or self.counts.get(ends) != self.plain[rows][0]:
+        if rows not in self.plain or self.ends.get(ends) != self.plain[rows][0]:
             return
         experts, plain = self.plain[rows]
         self._write_as(call)
