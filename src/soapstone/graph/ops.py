@@ -179,11 +179,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A dropout's mask, drawn in each step, whether the loss needs it or not."""
+    """A dropout's mask, drawn in each step, whether the loss needs it or not; `unread`, numbers that nothing reads,
+    which torch draws nevertheless."""
 
     shape: tuple[int, ...]
     p: float
     order: tuple[int, ...]  # the axes, outermost in memory first: torch draws in memory's order
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)

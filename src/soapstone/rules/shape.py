@@ -250,6 +250,15 @@ RULES = {
     "upsample_nearest2d": Rule(
         "*b [height] [width] -> *b height width", family="pointwise", maps=_upsample_maps, saves="nothing"
     ),
+    **{
+        kind: Rule(f"*b {names} -> *b {wholes}", family="pointwise", flops=_made, saves="nothing")
+        for kind, names, wholes in (
+            ("upsample_linear1d", "l", "length!"),
+            ("upsample_bilinear2d", "h w", "height! width!"),
+            ("upsample_bicubic2d", "h w", "height! width!"),
+            ("upsample_trilinear3d", "d h w", "depth! height! width!"),
+        )
+    },
     "index": Rule(_index, family="table", flops=_made, saves="indices"),
     "gather": Rule(_gather, family="table", flops=_made),
     **dict.fromkeys(("scatter", "scatter_add"), Rule(_scatter, family="table", flops=_made, saves="index")),

@@ -102,7 +102,9 @@ class ReplayDraws:
         """Draw all masks of a step; torch draws none where all or nothing is kept."""
         self.masks, self._before = {}, self.generator.get_state()
         for microbatch, (number, draw) in product(range(microbatches), enumerate(self.draws)):
-            if 0 < draw.p < 1:
+            if draw.unread:
+                torch.rand(draw.shape, generator=self.generator)
+            elif 0 < draw.p < 1:
                 mask = torch.empty([draw.shape[axis] for axis in draw.order], dtype=torch.bool)
                 mask.bernoulli_(1 - draw.p, generator=self.generator)
                 axes = [draw.order.index(axis) for axis in range(mask.ndim)]

@@ -37,7 +37,7 @@ from .precision import (
     twin_on,
 )
 from .rewrite import REWRITES, SCATTERS
-from .unseen import decided_chances, refused_functions
+from .unseen import decided_chances, refused_draws, refused_functions
 from .users_code import line_of
 from .without_cuda import cuda_rules_allowed
 from .workload import Workload
@@ -156,6 +156,7 @@ def export(work: Workload, autocast: Autocast | None) -> torch.export.ExportedPr
             stack.enter_context(marked_checkpoints())
             stack.enter_context(refused_functions())
             stack.enter_context(decided_chances())
+            stack.enter_context(refused_draws())
             away = autocast is not None and autocast.device != own
             program = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast)
             elsewhere = None if away else region_elsewhere(program.graph_module, own)

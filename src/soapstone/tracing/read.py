@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_aggregate
 
 from ..errors import CaptureError
+from ..graph import Draw
 from ..rules import facts_of
 from .checkpoints import checkpoint_of
 from .export import (
@@ -153,6 +154,10 @@ class _Reader:
             return
         kind = opname(node)
         if kind in _CHECKS:
+            return
+        if kind == "rand" and not node.users:
+            shape = tuple(node.meta["val"].shape)
+            self.trace.draws.append(Draw(shape, 0.0, tuple(range(len(shape))), unread=True))
             return
         if kind in (GRAD_REGION, AUTOCAST_REGION):
             self._region(node)

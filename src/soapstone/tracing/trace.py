@@ -64,8 +64,6 @@ class Recorder:
     def value(self, value: TraceValue) -> int:
         if value.dtype not in ITEM_SIZES:
             raise CaptureError(f"{value.name} is of type {value.dtype}, which has no rule; compute with real numbers")
-        if 0 in value.shape:
-            raise CaptureError(f"{value.name} of shape {list(value.shape)} has no elements; capture with at least one")
         self.trace.values.append(value)
         if value.source != "op":
             self.given.add(len(self.trace.values) - 1)
@@ -130,6 +128,8 @@ class Recorder:
                 raise CaptureError(f"what {call.call.kind.strip('_')} in {where} makes is not used; leave it out")
             if any(v in trained and trace.values[v].grad for v in call.outputs):
                 trained |= set(call.inputs)
+        for value in (trace.values[i] for i in needed if 0 in trace.values[i].shape):
+            raise CaptureError(f"{value.name} of shape {list(value.shape)} has no elements; capture with at least one")
         trace.calls = kept[::-1]
         for i, value in enumerate(trace.values):
             value.grad = value.grad and i in trained

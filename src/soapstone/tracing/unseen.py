@@ -3,7 +3,9 @@ random, which it takes for a branch on data even where that never happens."""
 
 from __future__ import annotations
 
+import random
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,10 +43,32 @@ def decided_chances() -> Iterator[None]:
 
     def rand(*size: Any, **options: Any) -> Any:
         one = size in ((), ([],), ((),), (torch.Size([]),)) and not options.get("requires_grad")
-        return Chance() if one and options.get("size", ()) in ((), []) else known(*size, **options)
+        drawn = known(*size, **options)  # in either case, since it moves the generator on
+        return Chance() if one and options.get("size", ()) in ((), []) else drawn
 
     with patch.object(torch, "rand", rand):
         yield
+
+
+@contextmanager
+def refused_draws() -> Iterator[None]:
+    """Random numbers of Python's or numpy's raise CaptureError: the graph would have those of the capture for ever."""
+    before = random.getstate(), _numpy_state()
+    yield
+    for library, state, now in zip(("Python", "numpy"), before, (random.getstate(), _numpy_state())):
+        if state != now:
+            raise CaptureError(
+                f"the model draws random numbers of {library}'s, which every step would have alike; draw them outside "
+                "of the model and pass them as an input, or switch off what draws them"
+            )
+
+
+def _numpy_state() -> object:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    name, keys, *rest = numpy.random.get_state()
+    return name, keys.tobytes(), *rest
 
 
 class Chance:
