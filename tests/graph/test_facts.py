@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import soapstone as ss
+from tests.support import huggingface
+from tests.support.counting import saved_by_eager
 from tests.support.split import Function, rand
 from tests.tracing import test_huggingface
 from tests.zoo import test_zoo
@@ -98,38 +100,21 @@ def test_bytes_are_those_of_the_tensors() -> None:
     assert facts.layers == 2
 
 
-def saved_by_eager(work: ss.Workload) -> int:
-    held = {t.untyped_storage().data_ptr() for t in (*work.model.parameters(), *work.model.buffers())}
-    kept: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if (where := tensor.untyped_storage().data_ptr()) not in held:
-            kept[where] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = work.compute_loss(*work.batch)
-    assert loss.requires_grad
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-SPARSE = ("mixtral", "qwen2_moe")  # we take these to keep a third more than they do
+MODELS = [name for name in huggingface.MODELS if name not in test_huggingface.REFUSED]
 WORKLOADS: dict[str, Callable[[str], ss.Workload]] = {
     **{f"zoo {name}": lambda key: test_zoo.workload(key.split()[1]) for name in test_zoo.SMALL},
-    **{
-        f"hf {name}": lambda key: test_huggingface.workload(key.split()[1])
-        for name in test_huggingface.MODELS
-        if name not in SPARSE
-    },
+    **{f"hf {name}": lambda key: huggingface.workload(key.split()[1]) for name in MODELS},
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeBERTa's
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_saved_bytes_are_what_eager_keeps(name: str) -> None:
-    """Ours may be more: a concatenation is made anew for each of its readers."""
+    """Ours may be more: a concatenation is made anew for each of its readers. Or less: eager's einsum makes copies that
+    are contiguous, and its attention keeps all scores where heads share keys by broadcasting."""
     work = WORKLOADS[name](name)
     ours, eager = ss.capture(work).facts.saved_bytes, saved_by_eager(work)
-    assert 0.95 * eager <= ours <= 1.25 * eager
+    assert 0.9 * eager <= ours <= 1.25 * eager
 
 
 def test_the_summary_names_what_has_no_rule() -> None:

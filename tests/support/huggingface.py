@@ -1,16 +1,24 @@
-"""Thirty models of `transformers`, unmodified, from configs so small that each trains in a moment."""
+"""Thirty models of `transformers`, unmodified, from configs so small that each trains in a moment.
+
+A config may switch off what is left out at random (layers, whole paths) and what numpy draws, as it would have to for
+any run that can be repeated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import soapstone as ss
 
 from .models import seeded
+
+logging.getLogger("transformers").setLevel(logging.ERROR)
 
 SAMPLES, LENGTH, VOCAB, CLASSES = 4, 6, 40, 5
 Batch = dict[str, torch.Tensor]
@@ -29,7 +37,10 @@ LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_h
 
 
 def tokens() -> Batch:
-    return {"input_ids": torch.randint(0, VOCAB, (SAMPLES, LENGTH)), "labels": torch.randint(3, VOCAB, (SAMPLES, LENGTH))}
+    return {
+        "input_ids": torch.randint(0, VOCAB, (SAMPLES, LENGTH)),
+        "labels": torch.randint(3, VOCAB, (SAMPLES, LENGTH)),
+    }
 
 
 def padded() -> Batch:
@@ -199,3 +210,38 @@ def workload(name: str) -> ss.Workload:
     with seeded(3):
         model, batch = kind(kind.config_class(**entry.config)), entry.batch()
     return ss.Workload(model.train(), (), kwargs=batch | entry.kwargs)
+
+
+def doubled(name: str) -> ss.Workload:
+    work = workload(name)
+    kwargs = {k: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for k, x in work.kwargs.items()}
+    return replace(work, model=work.model.double(), kwargs=kwargs)
+
+
+@contextmanager
+def all_in_float64() -> Iterator[None]:
+    """The models compute norms, rotations and losses in float32, whatever their weights are; here, in float64."""
+    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
+
+    def raised(given: Any) -> Any:
+        return torch.float64 if given is torch.float32 else given
+
+    def all_raised(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {name: raised(value) for name, value in kwargs.items()}
+
+    with (
+        patch.object(torch.Tensor, "float", torch.Tensor.double),
+        patch.object(torch.Tensor, "type", lambda x, dtype: to(x, raised(dtype))),
+        patch.object(torch.Tensor, "to", lambda x, *a, **k: to(x, *map(raised, a), **all_raised(k))),
+        patch.object(torch.nn.functional, "softmax", lambda *a, **k: softmax(*a, **all_raised(k))),
+    ):
+        yield
+
+
+def eager_experts(work: ss.Workload) -> ss.Workload:
+    """With one expert after the other, since torch's product by groups takes no float64, and is not counted."""
+    for module in work.model.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None:
+            config._experts_implementation = "eager"
+    return work

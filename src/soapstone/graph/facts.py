@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from .ops import Op, Tensor
+from .storages import kept_values
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ def _saved_bytes(ops: Sequence[Op], tensors: Sequence[Tensor]) -> int:
     inside = 0
     for op in ops:
         outer = {o.value: o.tensor for o in (*op.inputs, *op.outputs)}
-        kept |= {outer[v] for v in op.saved if v in outer}
-        inside += op.extra + sum(op.values[v].bytes for v in op.saved if v not in outer)
+        stay = kept_values(op, tensors)
+        kept |= {outer[v] for v in stay if v in outer}
+        inside += op.extra + sum(op.values[v].bytes for v in stay if v not in outer)
     return inside + sum(tensors[i].bytes for i in kept)
 
 

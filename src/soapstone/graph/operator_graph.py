@@ -16,6 +16,7 @@ from ..errors import GraphError, meant
 from ..files import decode, encode, read_json, write_atomically
 from .facts import Facts, facts_of
 from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
+from .storages import kept_values, storages
 
 FORMAT = 3
 
@@ -239,35 +240,12 @@ def _check(graph: OperatorGraph) -> None:
     graph.native  # noqa: B018  builds the core's graph, which checks all indices inside ops
 
 
-_TURNS = ("permute", "transpose", "t")
-_VIEWS = ("view", "slice", "select", "expand", *_TURNS)
-
-
-def _storages(op: Op) -> list[int]:
-    """For each value the one that its bytes are counted with: itself, or what it is a view of. A reshaped value is a
-    copy where it was turned before. Where an op's output is a whole view of something inside, that counts as it."""
-    outer = {o.value for o in (*op.inputs, *op.outputs)}
-    storage, turned = list(range(len(op.values))), [False] * len(op.values)
-    for step in op.steps:
-        if step.kind not in _VIEWS or (step.kind == "view" and turned[step.inputs[0]]):
-            continue
-        base, made = step.inputs[0], step.outputs[0]
-        turned[made] = turned[base] or step.kind in _TURNS
-        if made not in outer:
-            storage[made] = storage[base]
-        elif storage[base] not in outer and op.values[made].bytes == op.values[storage[base]].bytes:
-            storage = [made if of == storage[base] else of for of in storage]
-    return storage
-
-
 def _add_op(native: _core.Graph, op: Op, tensors: Sequence[Tensor]) -> None:
     try:
-        storage = _storages(op)
-        outer = {o.value: tensors[o.tensor] for o in (*op.inputs, *op.outputs)}
-        kept = {storage[v] for v in op.saved}  # a parameter is there all along
+        storage, kept = storages(op), kept_values(op, tensors)
     except IndexError:
         raise ValueError(f"op {op.name!r} names a tensor or a value that is not there") from None
-    kept = {v for v in kept if v in op.saved or v not in outer or outer[v].source != "parameter"}
+    outer = {o.value for o in (*op.inputs, *op.outputs)}
     steps = [
         (
             list(step.inputs),

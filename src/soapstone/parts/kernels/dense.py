@@ -83,6 +83,9 @@ def _attention(place: Place, inputs: Tensors) -> torch.Tensor:
         rows, keys = torch.arange(lo, hi)[:, None], torch.arange(k.shape[-2])[None, :]
         mask = keys <= rows
     scale = place.args["scale"]
+    if not gqa:  # fused kernels take no keys that several heads share by broadcasting
+        outer = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))  # type: ignore[no-untyped-call]
+        q, k, v = (x.expand(*outer, *x.shape[-2:]) for x in (q, k, v))
     q, k, v = (_aligned(x) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
 
