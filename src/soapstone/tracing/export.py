@@ -37,7 +37,7 @@ from .precision import (
     twin_on,
 )
 from .rewrite import REWRITES, SCATTERS
-from .unseen import decided_chances, refused_draws, refused_functions
+from .unseen import DEPENDS, Picks, decided_chances, refused_draws, refused_functions
 from .users_code import line_of
 from .without_cuda import cuda_rules_allowed
 from .workload import Workload
@@ -57,7 +57,7 @@ class _Training(nn.Module):
 
     def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         before = _attributes(self.model)
-        with ExitStack() as stack, _Watch():
+        with ExitStack() as stack, _Watch(), Picks():
             if self.autocast is not None:  # torch.export sees a region inside, but not one around it
                 stack.enter_context(torch.autocast(self.autocast.device, self.autocast.dtype))
             loss = self.work[0].compute_loss(*batch)
@@ -180,10 +180,7 @@ def _sentence(error: Exception, model: str) -> str:
     line = line_of(error.__traceback__)
     where = f" ({line})" if line else ""
     if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in reason:
-        return (
-            f"what {model} does next depends on numbers in a tensor{where}, which torch.export does not follow; "
-            "compute both ways and choose by torch.where, or decide by something that is known before"
-        )
+        return DEPENDS.format(model, where)
     return f"torch.export rejects {model}: {reason}{where}; check that loss and targets fit its output"
 
 
@@ -213,6 +210,8 @@ def _call_is_readable(module: fx.GraphModule, node: fx.Node, sharing: dict[int, 
         if inner is None or any(_changes(n) for n in inner.nodes):
             return False
         return is_readable(inner.owning_module)  # type: ignore[arg-type]
+    if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool):
+        return True  # a size, which no one reads but checks and reshapes
     if not isinstance(target, torch._ops.OpOverload):
         return target is operator.getitem
     if _changes(node):

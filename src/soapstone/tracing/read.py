@@ -22,6 +22,7 @@ from ..errors import CaptureError
 from ..graph import Draw
 from ..rules import facts_of
 from .checkpoints import checkpoint_of
+from .choosing import PICKS, without_choosing
 from .export import (
     AUTOCAST_REGION,
     COPIES,
@@ -38,6 +39,7 @@ from .precision import Autocast
 from .rewrite import REWRITES, SCATTERS
 from .routing import without_sorting
 from .trace import Recorder, Trace, TraceCall, TraceValue
+from .users_code import line_in
 from .workload import Workload
 
 # What these make depends on no element of their input.
@@ -45,7 +47,14 @@ _FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "o
 _BATCH_NORM = "_native_batch_norm_legit_functional"
 _FROZEN_BATCH_NORM = "_native_batch_norm_legit_no_training"
 _BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
-_CHECKS = {"_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size"}
+_CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
+_SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
+_RESHAPES = {"view", "reshape", "_unsafe_view", "expand"}
+_CHOSEN = (
+    "how many rows are picked depends on numbers in a tensor{}, and they are not just computed row by row and put "
+    "back; compute all rows, and let those that are not meant count nothing: "
+    "out = out + expert(x) * (weights * (chosen == e)).sum(-1, keepdim=True)"
+)
 
 
 def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None, *, any_output: bool = False) -> Trace:
@@ -55,7 +64,7 @@ def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None
     try:
         return _Reader(program, work, Recorder(chunk, autocast is not None), batch_norm, any_output).read()
     except GuardOnDataDependentSymNode:
-        raise CaptureError("a shape in the model depends on its data; use torch.where or a fixed shape") from None
+        raise CaptureError(_CHOSEN.format("")) from None
 
 
 class _Reader:
@@ -77,6 +86,7 @@ class _Reader:
         self.lists: dict[fx.Node, list[int]] = {}  # calls with several outputs
         self.regions: dict[fx.Node, Any] = {}  # what a region gives out
         self.kept: dict[tuple[Any, ...], int] = {}  # constants that are read
+        self.picked: dict[Any, int] = {}  # how many rows a symbol in a shape stands for, if a mask picks them all
         self.steps: dict[fx.Node, TraceCall] = {}
         self.buffer_of: dict[fx.Node, str] = {}
         self.parameters: dict[int, int] = {}  # identity of the tensor -> value
@@ -92,9 +102,15 @@ class _Reader:
             elif node.op == "output":
                 self._outputs(node)
         without_sorting(self.recorder)
+        without_choosing(self.recorder)
         self.recorder.drop_dead()
+        self._refuse_chosen()
         self._check_buffers()
         return self.trace
+
+    def _refuse_chosen(self) -> None:
+        for value in (v for call in self.trace.calls for v in (*call.inputs, *call.outputs) if v in self.trace.chosen):
+            raise CaptureError(_CHOSEN.format(self.trace.chosen[value]))
 
     def _check_buffers(self) -> None:
         """A buffer that a step changes is read by the one call that changes it: others would see it change or not,
@@ -153,7 +169,7 @@ class _Reader:
             self._getitem(node)
             return
         kind = opname(node)
-        if kind in _CHECKS:
+        if kind in _CHECKS or isinstance(node.meta.get("val"), _SYMBOLIC):
             return
         if kind == "rand" and not node.users:
             shape = tuple(node.meta["val"].shape)
@@ -273,12 +289,14 @@ class _Reader:
         several = isinstance(node.meta["val"], tuple | list)
         metas = node.meta["val"] if several else [node.meta["val"]]
         facts = facts_of(kind)
+        self._learn_sizes(node, kind, metas)
         if facts.draws:
             stride = node.all_input_nodes[0].meta["val"].stride()
             args["order"] = sorted(range(len(stride)), key=lambda axis: -stride[axis])
         self._read_from(node)
         rewrite = REWRITES.get(kind)
-        outputs = rewrite(self.recorder, inputs, args, _shapes(metas)) if rewrite else None
+        shapes = self._shapes(metas)
+        outputs = rewrite(self.recorder, inputs, args, shapes) if rewrite else None
         if outputs is None:
             self._refuse_randomness(node, args)
             if any(self.trace.values[value].grad for value in inputs.values()):
@@ -288,16 +306,34 @@ class _Reader:
                 self.kinds.get(kind, kind),
                 inputs,
                 args,
-                *_shapes(metas),
+                *shapes[: facts.num_outputs],
                 overload=target._overloadname,
                 pointwise=torch.Tag.pointwise in target.tags,
                 dtypes=[_dtype(meta) for meta in metas],
             )
             self.steps[node] = self.trace.calls[-1]
+        for value, meta in zip(outputs, metas):
+            if any(isinstance(n, torch.SymInt) for n in meta.shape):
+                self.trace.chosen[value] = _at(node)
         if several:
             self.lists[node] = outputs
             return
         self._write(written(node), outputs[0])
+
+    def _learn_sizes(self, node: fx.Node, kind: str, metas: Any) -> None:
+        """Where a mask picks rows, take it that it picks all."""
+        masks: Any = node.args[1] if kind == "index" else node.args[:1] if kind in PICKS else ()
+        for mask in (mask.meta["val"] for mask in masks if mask is not None):
+            for symbol in {s for meta in metas for n in meta.shape for s in _symbols(n)} - self.picked.keys():
+                if kind != "index" or mask.dtype == torch.bool:
+                    self.picked[symbol] = mask.numel()
+
+    def _shapes(self, metas: Any) -> list[tuple[int, ...]]:
+        return [tuple(self._size(n) for n in meta.shape) for meta in metas]
+
+    def _size(self, given: Any) -> int:
+        known = _symbols(given) <= self.picked.keys()
+        return int(given.node.expr.xreplace(self.picked)) if known and _symbols(given) else int(given)
 
     def _read_from(self, node: fx.Node) -> None:
         self.recorder.name, self.recorder.module = node.name, _module_path(node)
@@ -334,6 +370,7 @@ class _Reader:
         joins = facts_of(kind_of(target)).joins  # torch leaves out what has no elements
         for i, argument in enumerate(target._schema.arguments):
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            given = fx.map_arg(given, lambda n: self._sized(n, node))
             if isinstance(given, fx.Node):
                 inputs[argument.name] = self._input(given)
             elif isinstance(given, list | tuple) and any(isinstance(item, fx.Node) for item in given):
@@ -343,6 +380,14 @@ class _Reader:
             else:
                 args[argument.name] = _plain(given)
         return inputs, args
+
+    def _sized(self, given: fx.Node, reader: fx.Node) -> Any:
+        """A size as a number, where it is one of a shape."""
+        if not isinstance(given.meta.get("val"), _SYMBOLIC):
+            return given
+        if opname(reader) not in _RESHAPES:
+            raise CaptureError(_CHOSEN.format(_at(reader)))
+        return self._size(given.meta["val"])
 
     def _outputs(self, node: fx.Node) -> None:
         for spec, result in zip(self.program.graph_signature.output_specs, node.args[0]):  # type: ignore[arg-type]
@@ -388,8 +433,13 @@ def _refuse_dead_end(target: Any, node: fx.Node) -> None:
         )
 
 
-def _shapes(metas: Any) -> list[tuple[int, ...]]:
-    return [tuple(int(n) for n in meta.shape) for meta in metas]
+def _at(node: fx.Node) -> str:
+    line = line_in(node)
+    return f" ({line})" if line else ""
+
+
+def _symbols(size: Any) -> set[Any]:
+    return set(size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else set()
 
 
 def _dtype(meta: torch.Tensor) -> str:

@@ -8,8 +8,8 @@ The calls as they were are left to whoever else reads what they make, mostly nob
 
 from __future__ import annotations
 
-from ..errors import GraphError
-from ..rules import POINTWISE, facts_of
+from ..rules import facts_of
+from .rows import again, row_axes, write_as
 from .trace import Recorder, TraceCall
 
 GROUPED = ("_grouped_mm", "grouped_mm", "transformers::grouped_mm_fallback")
@@ -101,7 +101,7 @@ class _Routing:
     def _repeated(self, call: TraceCall, source: int, times: int) -> int:
         shape = self.to.shape(source)
         args = {"repeats": times, "dim": 0, "output_size": None}
-        self._write_as(call)
+        write_as(self.to, call)
         return self.to.emit(
             "repeat_interleave", {"self": source}, args, (shape[0] * times, *shape[1:]), overload="self_int"
         )[0]
@@ -122,7 +122,7 @@ class _Routing:
         if self.plain.get(inputs["source"], (-1, -1))[0] != order or call.call.args.get("alpha", 1) != 1:
             return
         shape = self.to.shape(inputs["self"])
-        self._write_as(call)
+        write_as(self.to, call)
         apart = (shape[0], times, *shape[1:])
         rows = self.to.emit("view", {"self": self.plain[inputs["source"]][1]}, {"size": list(apart)}, apart)[0]
         args = {"dim": [1], "keepdim": False, "dtype": None}
@@ -139,7 +139,7 @@ class _Routing:
         if rows not in self.plain or self.ends.get(ends) != self.plain[rows][0]:
             return
         experts, plain = self.plain[rows]
-        self._write_as(call)
+        write_as(self.to, call)
         inputs = {"input": plain, "weight": weight, "experts": experts}
         dtypes = [self.to.dtype(call.outputs[0])]
         made = self.to.emit("routed_mm", inputs, {}, self.to.shape(call.outputs[0]), dtypes=dtypes)[0]
@@ -148,39 +148,14 @@ class _Routing:
     def _by_rows(self, call: TraceCall) -> None:
         """Where each row of what it makes comes from the same row of what it reads."""
         orders = {self.plain[value][0] for value in call.inputs if value in self.plain}
-        if len(orders) > 1 or facts_of(call.call.kind).draws or not self._keeps_rows(call):
+        axes = row_axes(call, {value: 0 for value in call.inputs if value in self.plain})
+        if len(orders) > 1 or facts_of(call.call.kind).draws or axes is None or any(axes):
             return
         (order,) = orders
-        self._write_as(call)
+        write_as(self.to, call)
         plain = [self.plain[value][1] if value in self.plain else value for value in call.inputs]
-        made = self.to.emit(
-            call.call.kind, dict(zip(call.call.slots, plain)), call.call.args, *call.call.outputs,
-            overload=call.call.overload, pointwise=call.rule is POINTWISE,
-            dtypes=[self.to.dtype(value) for value in call.outputs],
-        )  # fmt: skip
+        made = again(self.to, call, plain, list(call.call.outputs))
         for sorted_one, own in zip(call.outputs, made):
             self.plain[sorted_one] = order, own
             if call.call.kind in _CASTS and call.inputs[0] in self.experts:
                 self.experts[sorted_one] = self.experts[call.inputs[0]]
-
-    def _keeps_rows(self, call: TraceCall) -> bool:
-        """By its rule: what it makes has rows first, and of what is in order it reads the same ones, first as well."""
-        try:
-            bound, _ = call.rule.bind(call.call)
-        except GraphError:
-            return False
-        rows = set(bound.writes[0][0]) if bound.writes[0] else set()
-        for write in bound.writes:
-            if not rows or set(write[0]) != rows or rows & {dim for axis in write[1:] for dim in axis}:
-                return False
-        for value, read in zip(call.inputs, bound.reads):
-            first, others = (read[0], read[1:]) if value in self.plain else ((), read)
-            same = all(factor.identity and factor.dim in rows for factor in first)
-            if not same or rows & {factor.dim for axis in others for factor in axis}:
-                return False
-        return True
-
-    def _write_as(self, call: TraceCall) -> None:
-        """What is emitted next has this call's name and module."""
-        self.to.name, self.to.module = self.values[call.outputs[0]].name, call.module
-        self.to.checkpoint = call.checkpoint

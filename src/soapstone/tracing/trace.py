@@ -47,6 +47,9 @@ class Trace:
     aliases: dict[str, str] = field(default_factory=dict)
     counters: list[str] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
+    chosen: dict[int, str] = field(
+        default_factory=dict
+    )  # rows that data pick, of a shape as if all were: the line of code
 
 
 class Recorder:

@@ -1,5 +1,5 @@
-"""What torch.export would not tell: an autograd.Function, whose backward it drops, and a layer that is left out at
-random, which it takes for a branch on data even where that never happens."""
+"""What torch.export would not tell: an autograd.Function, whose backward it drops; random numbers that it does not see;
+and branches that it takes for ones on data although they never happen, or change nothing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._subclasses import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
-from .users_code import line_here
+from .users_code import Line, line_here
 
 Function = torch.autograd.Function
 
@@ -69,6 +72,56 @@ def _numpy_state() -> object:
         return None
     name, keys, *rest = numpy.random.get_state()
     return name, keys.tobytes(), *rest
+
+
+class Picks(TorchFunctionMode):
+    """`if rows.numel() > 0:` and `if (chosen == e).any():` pass over an expert that no row has chosen. With no rows,
+    what they pass over does nothing, so it is taken that there are some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._masks: dict[int, tuple[torch.Tensor, object]] = {}  # and what was compared with which number
+        self._taken: dict[object, Line | None] = {}  # what was taken for set,
+        self._picked: set[object] = set()  # and what picked rows
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, first = getattr(func, "__name__", ""), args[0] if args else None
+        known = self._masks.get(id(first))
+        if name == "__bool__" and known:
+            self._taken.setdefault(known[1], line_here())
+            return True
+        if name == "__len__" and isinstance(first, torch.Tensor) and isinstance(first.shape[0], torch.SymInt):
+            raise CaptureError(f"len() has to be a number, which is not known here ({line_here()}); use .numel()")
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and name == "any" and known:
+            self._masks[id(made)] = made, known[1]
+        elif name in ("eq", "__eq__") and isinstance(first, torch.Tensor) and not first.is_floating_point():
+            self._masks[id(made)] = made, (id(first), args[1])
+        elif any(_has_symbols(tensor) for tensor in tree_leaves(made)):
+            self._pick(args, made)
+        return made
+
+    def _pick(self, args: Any, made: Any) -> None:
+        for tensor in tree_leaves(args):
+            self._picked.add(self._masks.get(id(tensor), (None, None))[1])
+        for size in [n for tensor in tree_leaves(made) for n in tensor.shape if isinstance(n, torch.SymInt)]:
+            torch._check(size > 0)  # type: ignore[no-untyped-call]
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        for mask, line in self._taken.items():
+            if error is None and mask not in self._picked:
+                raise CaptureError(DEPENDS.format("the model", f" ({line})"))
+
+
+def _has_symbols(tensor: Any) -> bool:
+    return isinstance(tensor, FakeTensor) and any(isinstance(n, torch.SymInt) for n in tensor.shape)
+
+
+DEPENDS = (
+    "what {} does next depends on numbers in a tensor{}, which torch.export does not follow; compute both ways and "
+    "choose by torch.where, or decide by something that is known before"
+)
 
 
 class Chance:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import torch
+from torch import fx
 
 _OURS = Path(__file__).parents[1]
 _TORCHS = Path(torch.__file__).parent
@@ -36,7 +39,13 @@ def line_here() -> Line | None:
     return _last(traceback.extract_stack())
 
 
-def _last(frames: traceback.StackSummary) -> Line | None:
+def line_in(node: fx.Node) -> Line | None:
+    """The one that made a node of torch.export's."""
+    found = re.findall(r'File "(.+)", line (\d+), in (.+)\n(.*)', node.meta.get("stack_trace") or "")
+    return _last([traceback.FrameSummary(file, int(at), name, line=code.strip()) for file, at, name, code in found])
+
+
+def _last(frames: Sequence[traceback.FrameSummary]) -> Line | None:
     users = [frame for frame in frames if _is_users(Path(frame.filename))]
     return Line(users[-1]) if users else None
 
