@@ -23,13 +23,15 @@ def _routed_mm(place: Place, inputs: Tensors) -> torch.Tensor:
 @torch.library.custom_op("soapstone::routed_mm", mutates_args=())
 def routed_mm(input: torch.Tensor, weight: torch.Tensor, experts: torch.Tensor, first: int = 0) -> torch.Tensor:
     """Row i times the matrix of expert `experts[i]`, where the first matrix is expert `first`'s."""
-    order, ends = _by_expert(experts, first, weight.shape[0])
-    rows, made = input[order], input.new_zeros(len(input), weight.shape[2])
+    own = _own(experts, first, weight.shape[0])
+    order, ends = _by_expert(own, weight.shape[0])
     if input.is_cuda and input.dtype == GROUPED:
-        products = torch._grouped_mm(rows, weight, offs=ends.int())
-        return made.index_copy(0, order, torch.where(_is_ours(rows, ends), products, 0))
-    for expert, (begin, end) in _spans(ends):
-        made[order[begin:end]] = rows[begin:end] @ weight[expert]
+        products = torch._grouped_mm(input.index_select(0, order), weight, offs=ends.int())
+        made = torch.empty_like(products).index_copy_(0, order, products)
+        return made.masked_fill_((own == weight.shape[0])[:, None], 0)  # torch writes nothing behind the last group
+    made = input.new_zeros(len(input), weight.shape[2])
+    for expert, rows in _each(order, ends):
+        made[rows] = input[rows] @ weight[expert]
     return made
 
 
@@ -38,34 +40,34 @@ def routed_mm_weight(
     input: torch.Tensor, grad: torch.Tensor, experts: torch.Tensor, first: int, count: int
 ) -> torch.Tensor:
     """The gradient of `count` matrices: the sum of each expert's rows' outer products."""
-    order, ends = _by_expert(experts, first, count)
-    rows, slopes = input[order], grad[order]
+    order, ends = _by_expert(_own(experts, first, count), count)
     if input.is_cuda and input.dtype == GROUPED:
+        rows, slopes = input.index_select(0, order), grad.index_select(0, order)
         return torch._grouped_mm(rows.t(), slopes, offs=ends.int())
     made = input.new_zeros(count, input.shape[1], grad.shape[1])
-    for expert, (begin, end) in _spans(ends):
-        made[expert] = rows[begin:end].t() @ slopes[begin:end]
+    for expert, rows in _each(order, ends):
+        made[expert] = input[rows].t() @ grad[rows]
     return made
 
 
-def _by_expert(experts: torch.Tensor, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _own(experts: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """The place of each row's expert among these; `count` for another's."""
+    return torch.where((experts >= first) & (experts < first + count), experts - first, count)
+
+
+def _by_expert(own: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The order in which each expert's rows lie together, others last; and where each expert's end."""
-    own = torch.where((experts >= first) & (experts < first + count), experts - first, count)
     found, order = own.sort(stable=True)
     return order, torch.searchsorted(found, torch.arange(count, device=found.device, dtype=found.dtype), right=True)
 
 
-def _spans(ends: torch.Tensor) -> Iterator[tuple[int, tuple[int, int]]]:
+def _each(order: torch.Tensor, ends: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Each expert that has rows, and which."""
     begin = 0
     for expert, end in enumerate(ends.tolist()):
         if begin < end:
-            yield expert, (begin, end)
+            yield expert, order[begin:end]
         begin = end
-
-
-def _is_ours(rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """What torch leaves behind the last group is not written."""
-    return torch.arange(len(rows), device=rows.device)[:, None] < ends[-1]
 
 
 @routed_mm.register_fake
