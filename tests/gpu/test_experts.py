@@ -16,7 +16,7 @@ def test_groups_are_what_experts_do_one_by_one(first: int, count: int) -> None:
     grad, found = torch.randn(300, 96, device="cuda"), []
     for dtype in (torch.bfloat16, torch.float32):
         x, w = (given.to(torch.bfloat16).to(dtype).requires_grad_() for given in (rows, weights[first : first + count]))
-        y = routed_mm(x, w, experts, first)
+        y = routed_mm(x, w, experts, first, 8)
         y.backward(grad.to(torch.bfloat16).to(dtype))
         assert x.grad is not None
         assert w.grad is not None

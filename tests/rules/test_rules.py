@@ -23,6 +23,13 @@ from tests.support.split import Function, check_ops, loss_of, rand
 Draw = Callable[..., Any]
 
 
+def smooth(mode: str, axes: int, size: Draw, flag: Draw) -> Any:
+    corners, scale = flag(), flag()
+    how: dict[str, Any] = {"scale_factor": 2} if scale else {"size": [size(1, 5) for _ in range(axes)]}
+    x = rand(2, 3, *(size(2, 4) for _ in range(axes)))
+    return lambda x, w: F.interpolate(x * w, mode=mode, align_corners=corners, **how), [x], [rand(1)]
+
+
 class Cases:
     """One method a rule: draws arguments and returns (function, inputs, parameters)."""
 
@@ -430,23 +437,16 @@ class Cases:
         return lambda x, w: F.interpolate(x * w, scale_factor=2), [rand(2, 3, size(1, 5), size(1, 4))], [rand(1)]
 
     def upsample_linear1d(self, size: Draw, flag: Draw) -> Any:
-        return self._smooth("linear", 1, size, flag)
+        return smooth("linear", 1, size, flag)
 
     def upsample_bilinear2d(self, size: Draw, flag: Draw) -> Any:
-        return self._smooth("bilinear", 2, size, flag)
+        return smooth("bilinear", 2, size, flag)
 
     def upsample_bicubic2d(self, size: Draw, flag: Draw) -> Any:
-        return self._smooth("bicubic", 2, size, flag)
+        return smooth("bicubic", 2, size, flag)
 
     def upsample_trilinear3d(self, size: Draw, flag: Draw) -> Any:
-        return self._smooth("trilinear", 3, size, flag)
-
-    @staticmethod
-    def _smooth(mode: str, axes: int, size: Draw, flag: Draw) -> Any:
-        corners, scale = flag(), flag()
-        how: dict[str, Any] = {"scale_factor": 2} if scale else {"size": [size(1, 5) for _ in range(axes)]}
-        x = rand(2, 3, *(size(2, 4) for _ in range(axes)))
-        return lambda x, w: F.interpolate(x * w, mode=mode, align_corners=corners, **how), [x], [rand(1)]
+        return smooth("trilinear", 3, size, flag)
 
     def index(self, size: Draw, flag: Draw) -> Any:
         picked = torch.randint(0, 3, (size(1, 4),) if flag() else (2, size(1, 3)))

@@ -269,7 +269,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "strides": (lambda: ss.capture(work_of(lambda x, w: (x * w).t().as_strided((2, 2), (4, 1)))), "how memory is laid"),
     "bits": (lambda: ss.capture(work_of(lambda x, w: (x * w).detach().view(torch.int64) * w)), "how memory is laid"),
     "complex": (lambda: ss.capture(work_of(lambda x, w: torch.fft.rfft(x * w).abs() + w)), "complex128, which has no"),
-    "shapes by data": (lambda: ss.capture(work_of(lambda x, w: (x * w)[x > 0].sum())), "depends on its data"),
+    "shapes by data": (lambda: ss.capture(work_of(lambda x, w: (x * w)[x > 0].sum())), "how many rows are picked"),
     "a parameter of the loss": (
         lambda: ss.capture(nn.Linear(4, 4), (X,), loss=lambda y: (y * OUTSIDE).sum()), "is no parameter of the model"
     ),

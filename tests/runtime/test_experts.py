@@ -1,5 +1,5 @@
-"""Experts on several devices: rows that name their expert, read by all and added up; and rows of a fixed capacity, which
-travel to their expert and back."""
+"""Experts on several devices: rows that name their expert, read by all and added up; and rows of a fixed capacity,
+which travel to their expert and back."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import torch
 from .execute import WAIT, Executor, Values
 from .keys import Key, Payload, Received, Share, ToOthers, Total, Update
 from .plan import Combine, Receive, Send
+from .recorded import Edge, edge_of
 from .shard import own_memory
 from .shares import Shares
 from .transports import Pending
@@ -32,7 +33,7 @@ class Microbatch:
         self.number, self._shares = number, shares
         self.values, self._buffers = given, buffers
         self._pending: dict[Key, Pending] = {}  # from other ranks
-        self._outputs: dict[int, dict[Key, torch.Tensor]] = {}  # of each segment, with their autograd graph
+        self._edges: dict[int, dict[Key, Edge]] = {}  # of the autograd graph, where backward of a segment begins
         self._gradients: dict[ToOthers, Pending] = {}
 
     def kept(self) -> dict[Key, torch.Tensor]:
@@ -58,7 +59,7 @@ class Microbatch:
         outputs = self._run(number)
         weights.release(number, self.number, backward=False)
         if number in executor.differentiated:
-            self._outputs[number] = outputs
+            self._edges[number] = {key: edge_of(output) for key, output in outputs.items()}
         for key, output in outputs.items():
             self.values[key] = output.detach().requires_grad_(output.requires_grad)
         if executor.loss_key in outputs:
@@ -107,12 +108,12 @@ class Microbatch:
             loss.grad = self._shares.of(self.number, loss)
 
     def backward(self, number: int) -> None:
-        executor, segment, outputs = self._executor, self._executor.segments[number], self._outputs.pop(number)
+        executor, segment, edges = self._executor, self._executor.segments[number], self._edges.pop(number)
         executor.timed(WAIT, lambda: executor.weights.take(number, self.number, backward=True))
         executor.draws.microbatch = self.number
         executor.ready.enter(segment.states)
-        gradients = [self._gradient(key) for key in outputs]
-        segment.differentiate(list(outputs.values()), gradients, lambda: [self.values[key] for key in segment.takes])
+        gradients = [self._gradient(key) for key in edges]
+        segment.differentiate(list(edges.values()), gradients, lambda: [self.values[key] for key in segment.takes])
         executor.weights.release(number, self.number, backward=True)
         own_memory(self.values[key] for key in executor.shared[number])
         executor.ready.leave()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from ..parts import Draws, Recording, record
@@ -15,6 +16,8 @@ from .keys import Key, State, Window
 from .listing import shortened
 from .segments import Segment
 from .weave import Weaver
+
+Edge = GradientEdge | None  # None: of what has no gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +94,19 @@ class RecordedSegment:
 
     def differentiate(
         self,
-        outputs: Sequence[torch.Tensor],
+        edges: Sequence[Edge],
         gradients: Sequence[torch.Tensor | None],
         inputs: Callable[[], Sequence[torch.Tensor]],
     ) -> None:
         """Run backward. Where it fails as it is and is tried otherwise, forward runs again, on the same inputs."""
         assert self._recorded is not None
         if self._recorded.faster is None:
-            _differentiate(outputs, gradients)
+            _differentiate(edges, gradients)
             return
-        first = [outputs]
+        first = [edges]
 
         def act() -> None:
-            _differentiate(first.pop() if first else list(self.run(inputs()).values()), gradients)
+            _differentiate(first.pop() if first else [edge_of(y) for y in self.run(inputs()).values()], gradients)
 
         self._recorded.faster.attempt("backward", act)
 
@@ -131,7 +134,12 @@ class Weighing:
         return weight
 
 
-def _differentiate(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
-    pairs = [(y, g) for y, g in zip(outputs, gradients) if g is not None and y.requires_grad]
+def edge_of(output: torch.Tensor) -> Edge:
+    """Where backward begins, without what forward made there, which may go before."""
+    return get_gradient_edge(output) if output.requires_grad else None
+
+
+def _differentiate(edges: Sequence[Edge], gradients: Sequence[torch.Tensor | None]) -> None:
+    pairs = [(edge, g) for edge, g in zip(edges, gradients) if g is not None and edge is not None]
     if pairs:
-        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+        torch.autograd.backward([edge for edge, _ in pairs], [g for _, g in pairs])

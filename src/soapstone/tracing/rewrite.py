@@ -241,7 +241,7 @@ def embedding(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
 
 def routed_mm(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """Our own op, of all experts."""
-    return None if args["first"] else to.emit("routed_mm", inputs, {}, outputs[0])
+    return None if args["first"] or args["total"] else to.emit("routed_mm", inputs, {}, outputs[0])
 
 
 def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:

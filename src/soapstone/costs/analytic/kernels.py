@@ -23,6 +23,7 @@ ALIGNED = 8  # channels that tensor cores read at once
 UNALIGNED = {16: 1.0, 8: 2.5, 4: 3.0, 2: 7.0, 1: 7.0}
 WINOGRAD = 2.0  # what 3 x 3 and 5 x 5 convolutions of stride 1 gain by it, without tensor cores
 FEW = 3072  # lookups up to which PyTorch adds up a table's gradient without sorting them
+SORTS = 16  # how often a sort passes over what it sorts by
 LINE = 512  # bytes that stand for the time of one lookup after the other
 
 HALVES, WAYS = ("partial", "finish"), ("forward", "backward")
@@ -137,7 +138,16 @@ def _dense(part: StepPart) -> tuple[Kernels, Kernels]:
     backward = [product for product, wanted in zip(backward, part.wanted) if wanted]
     if len(part.wanted) > 2 and part.wanted[2]:
         backward.append(Kernel("reduce", part.dtype, part.written_bytes))
+    if part.step.kind == "routed_mm":
+        return [forward, *_sorting(part)], [kernel for product in backward for kernel in (product, *_sorting(part))]
     return [forward], backward
+
+
+def _sorting(part: StepPart) -> Kernels:
+    """What each product by expert does besides: rows are sorted, and what it reads and writes is put in order."""
+    rows = part.read[2] * ITEM_SIZES["int64"]
+    put = 2 * (part.read[0] + part.written) * ITEM_SIZES[part.dtype]
+    return [Kernel("pointwise.forward", "int64", SORTS * rows), Kernel("pointwise.forward", part.dtype, put)]
 
 
 def _unaligned(bytes: int) -> float:
