@@ -52,7 +52,7 @@ class Executor:
             if segment.device == device
         }
         self.shared = _shared_takes(self.segments, self.microbatches)
-        self.last_uses = last_uses(self.program, plan.segments, self.placement.kept)
+        self.last_uses = last_uses(self.program, plan.segments, self.placement.kept, self.placement.loss_op)
         self.ended_sums = ended_sums(self.program, plan.start, plan.end)
         self.messages = Messages(plan.placement, self.program, ranks, transport)
         self.updates = BufferUpdates(plan.placement, device, store)

@@ -7,16 +7,18 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from .keys import Key, Payload, Received, Share, State, Total, Update
-from .plan import Combine, Event, Receive, Round, Run, Send, Sync
+from .plan import Combine, Event, Round, Run, Sync
 from .segments import Segment
 
 Owned = tuple[int, Key]  # a microbatch, and something of it
 
 
-def last_uses(program: Sequence[Event], segments: Sequence[Segment], kept: Collection[Key]) -> dict[int, list[Owned]]:
+def last_uses(
+    program: Sequence[Event], segments: Sequence[Segment], kept: Collection[Key], loss: int
+) -> dict[int, list[Owned]]:
     """What goes after each event, by the event's number. Parameters and buffers, their next values and what is `kept`
-    stay."""
-    last = {owned: number for number, event in enumerate(program) for owned in _used(event, segments)}
+    stay. What goes to others is not read again: its gradient comes from them; but for shares of the op `loss`."""
+    last = {owned: number for number, event in enumerate(program) for owned in _used(event, segments, loss)}
     found: dict[int, list[Owned]] = defaultdict(list)
     for (microbatch, key), number in last.items():
         if not isinstance(key, State | Update) and key not in kept:
@@ -44,19 +46,24 @@ def ended_sums(
     return found
 
 
-def _used(event: Event, segments: Sequence[Segment]) -> Iterator[Owned]:
+def _used(event: Event, segments: Sequence[Segment], loss: int) -> Iterator[Owned]:
     match event:
         case Run():
             segment = segments[event.segment]
-            totals = [Total(key.op, key.group) for key in segment.gives if isinstance(key, Share)]
-            yield from ((event.microbatch, key) for key in (*segment.takes, *segment.gives, *totals))
+            shares = [key for key in segment.gives if isinstance(key, Share)]
+            totals = [Total(key.op, key.group) for key in shares]
+            gone = {key for key in segment.gives if isinstance(key, Payload) or (key in shares and key[0] != loss)}
+            gives = [key for key in segment.gives if not (event.backward and key in gone)]
+            yield from ((event.microbatch, key) for key in (*segment.takes, *gives, *totals))
         case Round():
-            messages: list[Send | Receive] = [*event.sends, *event.receives]
-            for message in messages:
-                yield message.microbatch, Payload(message.flow)
-                yield message.microbatch, Received(message.flow)
+            for send in event.sends:
+                yield send.microbatch, Received(send.flow) if send.backward else Payload(send.flow)
+            yield from (
+                (receive.microbatch, Received(receive.flow)) for receive in event.receives if not receive.backward
+            )
         case Combine():
-            yield event.microbatch, Share(event.op, event.group)
+            if not event.backward:
+                yield event.microbatch, Share(event.op, event.group)
             yield event.microbatch, Total(event.op, event.group)
         case _:
             pass
