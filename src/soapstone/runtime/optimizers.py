@@ -19,8 +19,8 @@ MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def torch_optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """On a GPU in one pass, as costs have it: torch's own choice makes several. Raises SoapstoneError for a name that is
-    not known."""
+    """On a GPU in one pass, as costs have it: torch's own choice makes several. Raises SoapstoneError for a name that
+    is not known."""
     check_optimizer(name)
     given = list(parameters)
     return MAKERS[name](given, lr=lr, fused=all(parameter.is_cuda for parameter in given) or None)
