@@ -88,7 +88,7 @@ BY_HAND = {
     ),
     "embedding": ByHand(F.embedding, [zeros(4, 5)], [rand(9, 3)], "embedding", 4 * 5 * 3, 4 * 5 + 9 * 3 + 4 * 5 * 3),
     "look-up": ByHand(
-        lambda x, i, w: (x @ w)[i], [rand(5, 5), zeros(5)], [rand(5, 3)], "index", 5 * 3, 5 * 3 + 5 + 5 * 3
+        lambda x, i, w: x[i] * w, [rand(5, 3), zeros(5)], [rand(3)], "index", 2 * 5 * 3, 5 * 3 + 5 + 3 + 5 * 3
     ),
     "pointwise": ByHand(lambda x, w: x * w, [rand(5, 7)], [rand(7)], "mul", 35, 35 + 7 + 35),
     "reshaping": ByHand(

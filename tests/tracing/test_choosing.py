@@ -106,6 +106,18 @@ def one_expert_a_row(self: Experts, x: torch.Tensor, weights: torch.Tensor, chos
     return out
 
 
+def experts_that_were_hit(self: Experts, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    out, masks = torch.zeros_like(x), F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+    up = torch.stack([expert[0].weight for expert in self.experts])  # type: ignore[index]
+    for found in (masks.sum((-1, -2)) > 0).nonzero():
+        e = found[0]
+        if e == EXPERTS:
+            continue
+        slot, rows = torch.where(masks[e])
+        out.index_add_(0, rows, F.linear(F.linear(x[rows], up[e]), up[e].t()) * weights[rows, slot, None])
+    return out
+
+
 def skipped_if_empty(
     self: Experts, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, by_mask: bool = False
 ) -> torch.Tensor:
@@ -121,7 +133,7 @@ def skipped_if_empty(
 LAYERS: dict[str, Callable[[], Experts]] = {
     layer.__name__: partial(Experts, layer)
     for layer in (where_and_index_add, added_in_place, boolean_masks, one_hot_turned, nonzero_in_columns, added_up,
-                  one_expert_a_row, skipped_if_empty)
+                  one_expert_a_row, skipped_if_empty, experts_that_were_hit)
 }  # fmt: skip
 LAYERS["skipped_if_no_mask"] = partial(Experts, partial(skipped_if_empty, by_mask=True))
 LAYERS["masks_of_two_axes"] = partial(Experts, masks_of_two_axes, flat=False)
@@ -183,6 +195,12 @@ def branching(self: Experts, x: torch.Tensor, weights: torch.Tensor, chosen: tor
     return x * weights.sum()
 
 
+def looping(self: Experts, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    for e in (chosen.sum(0) > 0).nonzero():
+        x = x + weights.sum() * e
+    return x
+
+
 def measured(self: Experts, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     rows, _ = torch.where(chosen == 0)
     return x * weights.sum() * len(rows)
@@ -201,6 +219,7 @@ def dropping(self: Experts, x: torch.Tensor, weights: torch.Tensor, chosen: torc
         (written_twice, "how many rows"),
         (dropping, "how many rows"),
         (branching, r"depends on numbers in a tensor .*if \(chosen == 1\)\.any\(\):"),
+        (looping, r"depends on numbers in a tensor .*for e in "),
         (measured, r"len\(\) has to be a number.*use \.numel\(\)"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import soapstone as ss
 from tests.support.counting import counted_flops, products
 from tests.support.models import ONE_AT_A_TIME
-from tests.support.seeds import seeds
+from tests.support.seeds import cases, seeds
 from tests.support.training import Record, assert_same, train_plain, train_threads
 
 pytest.importorskip("transformers")
@@ -58,6 +58,20 @@ def test_its_products_have_the_flops_that_torch_counts_and_nearly_all_split_in_t
     assert products(graph) == pytest.approx(counted, rel=0.02)
     assert graph.unruled == ()
     assert graph.facts.split_share >= 0.97
+
+
+@pytest.mark.usefixtures("in_float64")
+@pytest.mark.parametrize("name", cases(["mixtral", "deepseek_v3"], long=["deepseek_v3"]))
+def test_experts_one_after_the_other_train_alike(name: str) -> None:
+    """A loop over the experts that were hit."""
+
+    def work() -> ss.Workload:
+        return huggingface.eager_experts(huggingface.doubled(name))
+
+    graph, topology = ss.capture(work()), ss.Topology.parse("cpu:1x3")
+    assert graph.unruled == ()
+    for record in train_threads(work, graph, ss.baselines.random(graph, topology, seed=1), [work().batch] * 2):
+        assert_same(record, reference(name))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -75,14 +75,15 @@ def _numpy_state() -> object:
 
 
 class Picks(TorchFunctionMode):
-    """`if rows.numel() > 0:` and `if (chosen == e).any():` pass over an expert that no row has chosen. With no rows,
-    what they pass over does nothing, so it is taken that there are some."""
+    """`if rows.numel() > 0:`, `if (chosen == e).any():` and `for e in hit:` pass over an expert that no row has chosen.
+    With no rows, what they pass over does nothing, so it is taken that there are some."""
 
     def __init__(self) -> None:
         super().__init__()
         self._masks: dict[int, tuple[torch.Tensor, object]] = {}  # and what was compared with which number
         self._taken: dict[object, Line | None] = {}  # what was taken for set,
         self._picked: set[object] = set()  # and what picked rows
+        self._hit: dict[int, tuple[torch.Tensor, int]] = {}  # indices of what is set, and of how many
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, first = getattr(func, "__name__", ""), args[0] if args else None
@@ -92,18 +93,34 @@ class Picks(TorchFunctionMode):
             return True
         if name == "__len__" and isinstance(first, torch.Tensor) and isinstance(first.shape[0], torch.SymInt):
             raise CaptureError(f"len() has to be a number, which is not known here ({line_here()}); use .numel()")
+        if name == "unbind" and id(first) in self._hit:
+            self._taken.setdefault(id(first), line_here())
+            return self._every(*self._hit[id(first)])
         made = func(*args, **(kwargs or {}))
+        if name == "nonzero" and isinstance(made, torch.Tensor) and first is not None and first.ndim == 1:
+            self._hit[id(made)] = made, len(first)
         if isinstance(made, torch.Tensor) and name == "any" and known:
             self._masks[id(made)] = made, known[1]
-        elif name in ("eq", "__eq__") and isinstance(first, torch.Tensor) and not first.is_floating_point():
+        elif (
+            name in ("eq", "__eq__")
+            and isinstance(first, torch.Tensor)
+            and first.ndim
+            and not first.is_floating_point()
+        ):
             self._masks[id(made)] = made, (id(first), args[1])
         elif any(_has_symbols(tensor) for tensor in tree_leaves(made)):
             self._pick(args, made)
         return made
 
+    @staticmethod
+    def _every(table: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """`for e in hit:`, where `hit` are the experts that some row has chosen, goes over all."""
+        return [torch.tensor(e).expand(table.shape[1:]) for e in range(count)]
+
     def _pick(self, args: Any, made: Any) -> None:
         for tensor in tree_leaves(args):
             self._picked.add(self._masks.get(id(tensor), (None, None))[1])
+        self._picked |= self._taken.keys() & self._hit.keys()
         for size in [n for tensor in tree_leaves(made) for n in tensor.shape if isinstance(n, torch.SymInt)]:
             torch._check(size > 0)  # type: ignore[no-untyped-call]
 
