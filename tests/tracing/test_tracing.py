@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -492,3 +494,13 @@ def test_a_joint_that_is_taken_apart_again_makes_no_op_wait() -> None:
     ops = [graph.ops[task["op"]].name for task in sim.tasks]
     up = next(row for row, task in enumerate(sim.tasks) if ops[row] == "up" and task["kind"] == FORWARD)
     assert [ops[row] for row in sim.predecessors(up)] == ["left"]
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(numpy.random.rand())])
+def test_random_numbers_that_torch_does_not_see_are_refused(draw: Callable[[], float]) -> None:
+    class Scaled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) * draw()
+
+    with pytest.raises(ss.SoapstoneError, match=r"random numbers of (Python|numpy)'s, which every step would have"):
+        ss.capture(Scaled(4, 4), (torch.randn(2, 4),), loss=torch.sum)

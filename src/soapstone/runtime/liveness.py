@@ -52,7 +52,9 @@ def _used(event: Event, segments: Sequence[Segment], loss: int) -> Iterator[Owne
             segment = segments[event.segment]
             shares = [key for key in segment.gives if isinstance(key, Share)]
             totals = [Total(key.op, key.group) for key in shares]
-            gone = {key for key in segment.gives if isinstance(key, Payload) or (key in shares and key[0] != loss)}
+            gone = {
+                key for key in segment.gives if isinstance(key, Payload) or (isinstance(key, Share) and key.op != loss)
+            }
             gives = [key for key in segment.gives if not (event.backward and key in gone)]
             yield from ((event.microbatch, key) for key in (*segment.takes, *gives, *totals))
         case Round():

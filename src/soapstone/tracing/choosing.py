@@ -11,10 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import torch
+
 from ..rules import facts_of
 from .rows import again, row_axes, write_as
 from .trace import Recorder, Shape, TraceCall
 
+_WITH_POLES = {
+    "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "acos", "asin", "acosh", "atanh", "tan", "exp",
+    "exp2", "expm1", "sinh", "cosh", "logit", "lgamma", "digamma", "xlogy", "logaddexp", "norm", "linalg_vector_norm",
+    "std", "var",
+}  # fmt: skip
+_BY_NUMBER = {"embedding", "index", "gather", "one_hot", "scatter", "scatter_add", "index_add", "routed_mm"}
 PICKS = ("nonzero", "nonzero_numpy", "where")  # with nothing but a mask
 
 
@@ -35,6 +43,19 @@ def without_choosing(to: Recorder) -> None:
         _Choosing(to).read_all()
 
 
+def leave_out_picked(to: Recorder) -> None:
+    """Read a trace as if nothing that a mask picks were put back."""
+    renamed: dict[int, int] = {}
+    for call in to.trace.calls:
+        call.inputs = [renamed.get(value, value) for value in call.inputs]
+        put = dict(zip(call.call.slots, call.inputs)).get(
+            {"index_add": "source", "index_put": "values"}.get(call.call.kind, "")
+        )
+        if put is not None and (put in to.trace.chosen or 0 in to.shape(put)):
+            renamed[call.outputs[0]] = call.inputs[0]
+    to.trace.loss = renamed.get(to.trace.loss, to.trace.loss)
+
+
 class _Choosing:
     def __init__(self, to: Recorder) -> None:
         self.to = to
@@ -53,6 +74,7 @@ class _Choosing:
             self.to.trace.calls.append(call)
             write_as(self.to, call)
             self._read(call)
+        self.to.trace.loss = self.renamed.get(self.to.trace.loss, self.to.trace.loss)
 
     def _read(self, call: TraceCall) -> None:
         kind, inputs = call.call.kind, dict(zip(call.call.slots, call.inputs))
@@ -65,8 +87,8 @@ class _Choosing:
             self.tables[out] = first
         elif kind in PICKS and len(call.inputs) == 1:
             self.places |= {value: (first, axis) for axis, value in enumerate(call.outputs)}
-        elif kind == "select" and first in self.tables:
-            self.places[out] = self.tables[first], int(call.call.args["index"])
+        elif kind == "select" and first in self.tables and call.call.axis() == 1:
+            self.places[out] = self.tables[first], int(call.call.args["index"]) % self.to.shape(first)[1]
         elif kind == "index" and (picked := self._picked(call, inputs)):
             self._pick(call, first, *picked)
         elif kind == "index_add" and inputs["index"] in self.places and call.call.args.get("alpha", 1) == 1:
@@ -82,9 +104,10 @@ class _Choosing:
 
     def _picked(self, call: TraceCall, inputs: dict[str, int]) -> tuple[int, tuple[int, ...], int] | None:
         """The mask of a call that picks by one, which of its axes the call names, and the axis of the first."""
-        slots = {slot: value for slot, value in inputs.items() if slot.startswith("indices.")}
-        start = int(call.call.args.get("axis", min((int(slot.partition(".")[2]) for slot in slots), default=0)))
-        indices = list(slots.values())
+        slots = {int(slot.partition(".")[2]): v for slot, v in inputs.items() if slot.startswith("indices.")}
+        if sorted(slots) != list(range(min(slots, default=0), min(slots, default=0) + len(slots))):
+            return None
+        start, indices = int(call.call.args.get("axis", min(slots, default=0))), [slots[i] for i in sorted(slots)]
         shape = self.to.shape(inputs["self"])
         if len(indices) == 1 and self.to.dtype(indices[0]) == "bool" and call.inputs[0] != indices[0]:
             found = indices[0], tuple(range(len(self.to.shape(indices[0]))))
@@ -110,19 +133,20 @@ class _Choosing:
     def _reshape(self, call: TraceCall, rows: _Rows) -> None:
         """Where the axis of the rows stays one."""
         before, count = prod(call.call.shapes[0][: rows.axis]), call.call.shapes[0][rows.axis]
-        shape = call.call.outputs[0]
-        for axis, size in enumerate(shape):
-            if size == count and prod(shape[:axis]) == before:
-                made = self._view(rows.value, self._sized(shape, axis, self._count(rows.mask, rows.spans)))
-                self.rows[call.outputs[0]] = _Rows(rows.mask, rows.spans, axis, made)
-                return
+        shape, known = call.call.outputs[0], self.to.trace.chosen.get(call.outputs[0])
+        axes = [axis for axis, size in enumerate(shape) if size == count and prod(shape[:axis]) == before]
+        if known is not None:
+            axes = [axis for axis in axes if axis == known.axis]
+        if len(axes) == 1:
+            made = self._view(rows.value, self._sized(shape, axes[0], self._count(rows.mask, rows.spans)))
+            self.rows[call.outputs[0]] = _Rows(rows.mask, rows.spans, axes[0], made)
 
     def _by_rows(self, call: TraceCall) -> None:
         """Where each row of what it makes comes from the same row of what it reads."""
         read = {value: self.rows[value] for value in call.inputs if value in self.rows}
         axes = row_axes(call, {value: rows.axis for value, rows in read.items()})
         masks = {rows.mask for rows in read.values()}
-        if axes is None or len(masks) > 1 or facts_of(call.call.kind).draws:
+        if axes is None or len(masks) > 1 or facts_of(call.call.kind).draws or self._may_fail(call):
             return
         (mask,) = masks
         spans = tuple(sorted({axis for rows in read.values() for axis in rows.spans}))
@@ -134,6 +158,15 @@ class _Choosing:
         if call.call.kind == "mul" and len(read) == 2:
             first, second = (read[value] for value in call.inputs)
             self.products[call.outputs[0]] = first, second
+
+    def _may_fail(self, call: TraceCall) -> bool:
+        """Whether a row that was not picked may give no number, or a slope that is none, which zeros do not undo."""
+        kind, args = call.call.kind, call.call.args
+        if kind == "pow":
+            exponent = args.get("exponent")
+            return not isinstance(exponent, int | float) or exponent < 0 or exponent != int(exponent)
+        divided = kind in ("div", "remainder", "fmod", "floor_divide") and call.inputs[-1] in self.rows
+        return kind in _WITH_POLES or kind in _BY_NUMBER or (divided and len(call.inputs) == 2)
 
     def _add(self, call: TraceCall, target: int, source: int, mask: int, place: int, axis: int) -> None:
         """Rows that are added up where they came from."""
@@ -149,12 +182,15 @@ class _Choosing:
         rows, rank = self.rows.get(source), len(self.to.shape(mask))
         if rows is None or rows.mask != mask or rows.axis != start:
             return
-        if call.call.args.get("accumulate") and len(axes) == 1:
-            self._add(call, target, source, mask, axes[0], start)
+        if call.call.args.get("accumulate"):
+            if len(axes) == 1:
+                self._add(call, target, source, mask, axes[0], start)
         elif axes == tuple(range(rank)):
-            set_ = self._mask(mask, axes, self.to.shape(target), start)
-            inputs = {"condition": set_, "self": self._view(rows.value, self.to.shape(target)), "other": target}
-            self.renamed[call.outputs[0]] = self._pointwise("where", inputs, {}, overload="self")
+            value = self._widened(rows, axes).value
+            if prod(self.to.shape(value)) == prod(self.to.shape(target)):
+                set_ = self._mask(mask, axes, self.to.shape(target), start)
+                inputs = {"condition": set_, "self": self._view(value, self.to.shape(target)), "other": target}
+                self.renamed[call.outputs[0]] = self._pointwise("where", inputs, {}, overload="self")
         elif len(axes) == 1 and rank == 2 and self.single.get(mask) == 1 - axes[0]:
             there = self._summed(self._bool(mask), (1 - axes[0],), kind="any")
             shape = self.to.shape(target)
@@ -167,10 +203,11 @@ class _Choosing:
         are multiplied."""
         first, second = self.products.get(source, (rows, rows))
         for wide, narrow in ((first, second), (second, first)):
-            alike = narrow.spans == (place,) and wide.spans != narrow.spans
+            ranks = {(rows.axis, len(self.to.shape(rows.value))) for rows in (wide, narrow)}
+            alike = narrow.spans == (place,) and wide.spans != narrow.spans and len(ranks) == 1
             if alike and prod(self.to.shape(wide.value)) == self._count(wide.mask, wide.spans):
                 inputs = {"self": narrow.value, "other": self._spread(wide, place)}
-                return self._pointwise("mul", inputs, {})
+                return self._pointwise("mul", inputs, {}, dtype=self.to.dtype(source))
         return self._spread(rows, place)
 
     def _spread(self, rows: _Rows, place: int) -> int:
@@ -238,7 +275,7 @@ class _Choosing:
     ) -> int:
         """Of values whose shapes broadcast to the largest of them."""
         values = list(inputs.values())
-        shape = tuple(max(sizes) for sizes in zip(*(self.to.shape(value) for value in values)))
+        shape = tuple(torch.broadcast_shapes(*(self.to.shape(value) for value in values)))  # type: ignore[no-untyped-call]
         dtypes = [dtype or self.to.dtype(inputs["self"])]
         overload = "default" if kind == "logical_not" else overload
         return self.to.emit(kind, inputs, args, shape, overload=overload, pointwise=True, dtypes=dtypes)[0]

@@ -49,15 +49,16 @@ GRAD_REGION, AUTOCAST_REGION = "wrap_with_set_grad_enabled", REGION
 
 
 class _Training(nn.Module):
-    def __init__(self, work: Workload, autocast: Autocast | None) -> None:
+    def __init__(self, work: Workload, autocast: Autocast | None, picks: Picks) -> None:
         super().__init__()
+        self.picks = (picks,)
         self.model = work.model
         self.work = (work,)  # in a tuple, so that the model is registered once
         self.autocast = autocast
 
     def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         before = _attributes(self.model)
-        with ExitStack() as stack, _Watch(), Picks():
+        with ExitStack() as stack, _Watch(), self.picks[0]:
             if self.autocast is not None:  # torch.export sees a region inside, but not one around it
                 stack.enter_context(torch.autocast(self.autocast.device, self.autocast.dtype))
             loss = self.work[0].compute_loss(*batch)
@@ -143,9 +144,10 @@ def _distinct(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(x.clone() if any(x is other for other in batch[:i]) else x for i, x in enumerate(batch))
 
 
-def export(work: Workload, autocast: Autocast | None) -> torch.export.ExportedProgram:
-    """Export a workload. Raises CaptureError where torch.export rejects it."""
-    own = device_type(work)
+def export(work: Workload, autocast: Autocast | None, some: bool = True) -> tuple[torch.export.ExportedProgram, bool]:
+    """Export a workload, and whether it picks rows by a mask: as if all masks pick `some`, or as if they pick none.
+    Raises CaptureError where torch.export rejects it."""
+    own, picks = device_type(work), Picks(some)
     try:
         with _EXPORTING, warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
@@ -158,17 +160,17 @@ def export(work: Workload, autocast: Autocast | None) -> torch.export.ExportedPr
             stack.enter_context(decided_chances())
             stack.enter_context(refused_draws())
             away = autocast is not None and autocast.device != own
-            program = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast)
+            program = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast, picks)
             elsewhere = None if away else region_elsewhere(program.graph_module, own)
             if elsewhere is not None:
-                program = _exported(twin_on(work, elsewhere), autocast)
+                program = _exported(twin_on(work, elsewhere), autocast, picks)
             _drop_idle_dropout(program.graph)
             _refuse_hidden_writes(program.graph_module)
-            if not is_readable(program.graph_module):
+            if picks.asked or not is_readable(program.graph_module):
                 _detach_frozen_regions(program.graph_module)
                 inline_regions(program.graph_module)
                 program = program.run_decompositions({})
-            return program
+            return program, picks.asked
     except CaptureError:
         raise
     except Exception as error:  # whatever a user's model or torch.export raises
@@ -184,9 +186,9 @@ def _sentence(error: Exception, model: str) -> str:
     return f"torch.export rejects {model}: {reason}{where}; check that loss and targets fit its output"
 
 
-def _exported(work: Workload, autocast: Autocast | None) -> torch.export.ExportedProgram:
+def _exported(work: Workload, autocast: Autocast | None, picks: Picks) -> torch.export.ExportedProgram:
     found: torch.export.ExportedProgram = torch.export.export(
-        _Training(work, autocast), (_distinct(work.batch),), strict=False
+        _Training(work, autocast, picks), (_distinct(work.batch),), strict=False
     )
     return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import operator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..errors import CaptureError
 from ..graph import Draw
 from ..rules import facts_of
 from .checkpoints import checkpoint_of
-from .choosing import PICKS, without_choosing
+from .choosing import PICKS, leave_out_picked, without_choosing
 from .export import (
     AUTOCAST_REGION,
     COPIES,
@@ -38,7 +39,7 @@ from .export import (
 from .precision import Autocast
 from .rewrite import REWRITES, SCATTERS
 from .routing import without_sorting
-from .trace import Recorder, Trace, TraceCall, TraceValue
+from .trace import Chosen, Recorder, Trace, TraceCall, TraceValue, meaning
 from .users_code import line_in
 from .workload import Workload
 
@@ -50,6 +51,10 @@ _BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
 _SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
 _RESHAPES = {"view", "reshape", "_unsafe_view", "expand"}
+_IF_NONE = (
+    "what {} does where a mask picks no row is not just to leave those rows out; a loop over experts may pass over one "
+    "that no row has chosen, but do nothing else there"
+)
 _CHOSEN = (
     "how many rows are picked depends on numbers in a tensor{}, and they are not just computed row by row and put "
     "back; compute all rows, and let those that are not meant count nothing: "
@@ -60,11 +65,28 @@ _CHOSEN = (
 def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None, *, any_output: bool = False) -> Trace:
     """The calls of a workload. Raises CaptureError where it cannot be exported, or the loss is no scalar; `any_output`
     takes another tensor in its place."""
-    program = export(work, autocast)
+    program, picks = export(work, autocast)
+
+    def read(program: torch.export.ExportedProgram, nothing: bool = False) -> Trace:
+        recorder = Recorder(chunk, autocast is not None)
+        reader = _Reader(program, work, recorder, batch_norm, any_output or nothing, folds=not nothing)
+        return reader.read_without_picked() if nothing else reader.read()
+
     try:
-        return _Reader(program, work, Recorder(chunk, autocast is not None), batch_norm, any_output).read()
+        found = read(program)
     except GuardOnDataDependentSymNode:
         raise CaptureError(_CHOSEN.format("")) from None
+    if picks and not _nothing_is_nothing(read, program, lambda: export(work, autocast, some=False)[0]):
+        raise CaptureError(_IF_NONE.format(type(work.model).__name__))
+    return found
+
+
+def _nothing_is_nothing(read: Any, program: Any, without: Callable[[], Any]) -> bool:
+    """Whether a model whose masks pick nothing computes what it does when rows that were picked are not put back."""
+    try:
+        return meaning(read(program, nothing=True)) == meaning(read(without(), nothing=True))
+    except Exception:  # what cannot be read without elements is not known to be nothing
+        return False
 
 
 class _Reader:
@@ -77,8 +99,10 @@ class _Reader:
         recorder: Recorder,
         batch_norm: str,
         any_output: bool,
+        folds: bool,
     ) -> None:
         self.program, self.work, self.recorder, self.any_output = program, work, recorder, any_output
+        self.folds = folds  # what depends on nothing that is given
         self.trace = recorder.trace
         self.kinds = {_BATCH_NORM: "local_batch_norm"} if batch_norm == "local" else {}
         self.value_of: dict[fx.Node, int] = {}
@@ -92,6 +116,15 @@ class _Reader:
         self.parameters: dict[int, int] = {}  # identity of the tensor -> value
 
     def read(self) -> Trace:
+        self._read_nodes()
+        without_sorting(self.recorder)
+        without_choosing(self.recorder)
+        self.recorder.drop_dead()
+        self._refuse_chosen()
+        self._check_buffers()
+        return self.trace
+
+    def _read_nodes(self) -> None:
         signature = self.program.graph_signature
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         for node in self.program.graph.nodes:
@@ -101,16 +134,16 @@ class _Reader:
                 self._call(node)
             elif node.op == "output":
                 self._outputs(node)
-        without_sorting(self.recorder)
-        without_choosing(self.recorder)
-        self.recorder.drop_dead()
-        self._refuse_chosen()
-        self._check_buffers()
+
+    def read_without_picked(self) -> Trace:
+        """The same as if nothing that a mask picks were put back."""
+        self._read_nodes()
+        leave_out_picked(self.recorder)
         return self.trace
 
     def _refuse_chosen(self) -> None:
         for value in (v for call in self.trace.calls for v in (*call.inputs, *call.outputs) if v in self.trace.chosen):
-            raise CaptureError(_CHOSEN.format(self.trace.chosen[value]))
+            raise CaptureError(_CHOSEN.format(self.trace.chosen[value].line))
 
     def _check_buffers(self) -> None:
         """A buffer that a step changes is read by the one call that changes it: others would see it change or not,
@@ -171,7 +204,7 @@ class _Reader:
         kind = opname(node)
         if kind in _CHECKS or isinstance(node.meta.get("val"), _SYMBOLIC):
             return
-        if kind == "rand" and not node.users:
+        if kind == "rand" and not node.users and node.meta["val"].dtype == torch.float32:
             shape = tuple(node.meta["val"].shape)
             self.trace.draws.append(Draw(shape, 0.0, tuple(range(len(shape))), unread=True))
             return
@@ -190,7 +223,7 @@ class _Reader:
             self._refuse_randomness(node, {})
             self._fold(node)
         elif kind in COPIES:
-            self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
+            self.value_of[node] = self._input(node.args[0])  # type: ignore[arg-type]
         elif kind == "batch_norm":
             self._batch_norm(node)
         else:
@@ -235,7 +268,10 @@ class _Reader:
     def _is_constant(self, node: fx.Node, kind: str) -> bool:
         if facts_of(kind).draws:
             return False
-        return kind in _FACTORIES or all(n in self.constants for n in node.all_input_nodes)
+        if kind in _FACTORIES and any(_symbols(n) for n in node.meta["val"].shape):
+            raise CaptureError(_CHOSEN.format(_at(node)))
+        given = node.all_input_nodes
+        return kind in _FACTORIES or (all(n in self.constants for n in given) and (self.folds or not given))
 
     def _fold(self, node: fx.Node) -> None:
         def real(n: fx.Node) -> torch.Tensor:
@@ -313,8 +349,10 @@ class _Reader:
             )
             self.steps[node] = self.trace.calls[-1]
         for value, meta in zip(outputs, metas):
-            if any(isinstance(n, torch.SymInt) for n in meta.shape):
-                self.trace.chosen[value] = _at(node)
+            axes = [axis for axis, n in enumerate(meta.shape) if isinstance(n, torch.SymInt)]
+            if axes:
+                single = len(axes) == 1 and meta.shape[axes[0]].node.expr in self.picked
+                self.trace.chosen[value] = Chosen(_at(node), axes[0] if single else None)
         if several:
             self.lists[node] = outputs
             return

@@ -42,6 +42,7 @@ class _Routing:
             call.inputs = [self.renamed.get(value, value) for value in call.inputs]
             self.to.trace.calls.append(call)
             self._read(call)
+        self.to.trace.loss = self.renamed.get(self.to.trace.loss, self.to.trace.loss)
 
     def _read(self, call: TraceCall) -> None:
         kind, inputs = call.call.kind, dict(zip(call.call.slots, call.inputs))

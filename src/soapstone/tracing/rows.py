@@ -28,7 +28,8 @@ def row_axes(call: TraceCall, axes: dict[int, int]) -> list[int] | None:
                 rows = dims
     found = [[axis for axis, dims in enumerate(write) if rows & set(dims)] for write in bound.writes]
     whole = all(len(at) == 1 and set(write[at[0]]) == rows for at, write in zip(found, bound.writes))
-    return [at[0] for at in found] if rows and whole and not rows & others else None
+    apart = not rows & others and not any(bound.dims[dim].whole for dim in rows)
+    return [at[0] for at in found] if rows and whole and apart else None
 
 
 def write_as(to: Recorder, call: TraceCall) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,6 +38,13 @@ class TraceCall:
     checkpoint: int | None = None  # that it is in
 
 
+class Chosen(NamedTuple):
+    """Rows that data pick, of a shape as if all were: the line of code, and the axis, where there is one."""
+
+    line: str
+    axis: int | None
+
+
 @dataclass
 class Trace:
     values: list[TraceValue] = field(default_factory=list)
@@ -47,9 +54,7 @@ class Trace:
     aliases: dict[str, str] = field(default_factory=dict)
     counters: list[str] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
-    chosen: dict[int, str] = field(
-        default_factory=dict
-    )  # rows that data pick, of a shape as if all were: the line of code
+    chosen: dict[int, Chosen] = field(default_factory=dict)
 
 
 class Recorder:
@@ -136,3 +141,17 @@ class Recorder:
         trace.calls = kept[::-1]
         for i, value in enumerate(trace.values):
             value.grad = value.grad and i in trained
+
+
+def meaning(trace: Trace) -> object:
+    """Of the loss: equal for traces that compute it alike, whatever their values are called."""
+    known: dict[int, object] = {}
+    for number, value in enumerate(trace.values):
+        if value.source != "op":
+            name = "" if value.source == "constant" else value.name
+            known[number] = hash((value.source, name, value.shape, value.dtype, value.fill, value.data))
+    for call in trace.calls:
+        args = repr(sorted((name, given) for name, given in call.call.args.items() if name not in ("draw", "order")))
+        made = hash((call.call.kind, call.call.overload, args, tuple(known[value] for value in call.inputs)))
+        known.update({value: hash((made, place)) for place, value in enumerate(call.outputs)})
+    return known[trace.loss]

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
-from .users_code import Line, line_here
+from .users_code import line_here
 
 Function = torch.autograd.Function
 
@@ -47,7 +47,8 @@ def decided_chances() -> Iterator[None]:
     def rand(*size: Any, **options: Any) -> Any:
         one = size in ((), ([],), ((),), (torch.Size([]),)) and not options.get("requires_grad")
         drawn = known(*size, **options)  # in either case, since it moves the generator on
-        return Chance() if one and options.get("size", ()) in ((), []) else drawn
+        plain = options.get("size", ()) in ((), []) and not options.get("dtype") and not options.get("generator")
+        return Chance() if one and plain else drawn
 
     with patch.object(torch, "rand", rand):
         yield
@@ -76,63 +77,43 @@ def _numpy_state() -> object:
 
 class Picks(TorchFunctionMode):
     """`if rows.numel() > 0:`, `if (chosen == e).any():` and `for e in hit:` pass over an expert that no row has chosen.
-    With no rows, what they pass over does nothing, so it is taken that there are some."""
+    They go one way here, for all experts alike: as if there are `some` rows, or as if there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, some: bool) -> None:
         super().__init__()
-        self._masks: dict[int, tuple[torch.Tensor, object]] = {}  # and what was compared with which number
-        self._taken: dict[object, Line | None] = {}  # what was taken for set,
-        self._picked: set[object] = set()  # and what picked rows
+        self._some, self.asked = some, False
+        self._masks: dict[int, torch.Tensor] = {}  # of what was compared with a number, and whether any is set
         self._hit: dict[int, tuple[torch.Tensor, int]] = {}  # indices of what is set, and of how many
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, first = getattr(func, "__name__", ""), args[0] if args else None
-        known = self._masks.get(id(first))
-        if name == "__bool__" and known:
-            self._taken.setdefault(known[1], line_here())
-            return True
+        if name == "__bool__" and id(first) in self._masks:
+            self.asked = True
+            return self._some
         if name == "__len__" and isinstance(first, torch.Tensor) and isinstance(first.shape[0], torch.SymInt):
             raise CaptureError(f"len() has to be a number, which is not known here ({line_here()}); use .numel()")
-        if name == "unbind" and id(first) in self._hit:
-            self._taken.setdefault(id(first), line_here())
-            return self._every(*self._hit[id(first)])
+        if name == "unbind" and id(first) in self._hit and args[1:] in ((), (0,)) and not kwargs:
+            return self._each(*self._hit[id(first)])
         made = func(*args, **(kwargs or {}))
-        if name == "nonzero" and isinstance(made, torch.Tensor) and first is not None and first.ndim == 1:
-            self._hit[id(made)] = made, len(first)
-        if isinstance(made, torch.Tensor) and name == "any" and known:
-            self._masks[id(made)] = made, known[1]
-        elif (
-            name in ("eq", "__eq__")
-            and isinstance(first, torch.Tensor)
-            and first.ndim
-            and not first.is_floating_point()
-        ):
-            self._masks[id(made)] = made, (id(first), args[1])
-        elif any(_has_symbols(tensor) for tensor in tree_leaves(made)):
-            self._pick(args, made)
+        self._note(name, first, made)
+        for size in (n for tensor in tree_leaves(made) if isinstance(tensor, FakeTensor) for n in tensor.shape):
+            if isinstance(size, torch.SymInt):
+                self.asked = True
+                torch._check(size > 0 if self._some else size == 0)
         return made
 
-    @staticmethod
-    def _every(table: torch.Tensor, count: int) -> list[torch.Tensor]:
-        """`for e in hit:`, where `hit` are the experts that some row has chosen, goes over all."""
-        return [torch.tensor(e).expand(table.shape[1:]) for e in range(count)]
+    def _note(self, name: str, first: Any, made: Any) -> None:
+        if not isinstance(made, torch.Tensor) or not isinstance(first, torch.Tensor):
+            return
+        compared = name in ("eq", "__eq__") and first.ndim > 0 and not first.is_floating_point()
+        if compared or (name == "any" and id(first) in self._masks):
+            self._masks[id(made)] = made
+        elif name == "nonzero" and first.ndim == 1:
+            self._hit[id(made)] = made, len(first)
 
-    def _pick(self, args: Any, made: Any) -> None:
-        for tensor in tree_leaves(args):
-            self._picked.add(self._masks.get(id(tensor), (None, None))[1])
-        self._picked |= self._taken.keys() & self._hit.keys()
-        for size in [n for tensor in tree_leaves(made) for n in tensor.shape if isinstance(n, torch.SymInt)]:
-            torch._check(size > 0)  # type: ignore[no-untyped-call]
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        for mask, line in self._taken.items():
-            if error is None and mask not in self._picked:
-                raise CaptureError(DEPENDS.format("the model", f" ({line})"))
-
-
-def _has_symbols(tensor: Any) -> bool:
-    return isinstance(tensor, FakeTensor) and any(isinstance(n, torch.SymInt) for n in tensor.shape)
+    def _each(self, table: torch.Tensor, count: int) -> list[torch.Tensor]:
+        self.asked = True
+        return [torch.tensor(e).expand(table.shape[1:]) for e in range(count if self._some else 0)]
 
 
 DEPENDS = (
