@@ -8,6 +8,7 @@ Replay mode draws whole masks from torch's generator, call after call as eager P
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -71,6 +72,14 @@ class CounterDraws:
         """The step that has begun is none."""
         self.step -= 1
 
+    def state(self) -> dict[str, Any]:
+        """All that later masks depend on, for a checkpoint."""
+        return {"seed": self.seed, "step": self.step}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.seed, self.step = int(state["seed"]), int(state["step"])
+        self._hashed.clear()
+
     def keep(self, place: Place) -> torch.Tensor:
         draw = int(place.args["draw"])
         if id(place) not in self._hashed:
@@ -113,6 +122,13 @@ class ReplayDraws:
     def undo(self) -> None:
         """The step that has begun is none."""
         self.generator.set_state(self._before)
+
+    def state(self) -> dict[str, Any]:
+        """All that later masks depend on, for a checkpoint."""
+        return {"generator": bytes(self.generator.get_state().tolist()).hex()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(torch.tensor(list(bytes.fromhex(state["generator"])), dtype=torch.uint8))
 
     def keep(self, place: Place) -> torch.Tensor:
         mask = self.masks[self.microbatch, place.args["draw"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,6 +145,22 @@ class Parallel:
         unread = {name: tensor for name, tensor in state_of(self._work.model).items() if not tensor.is_meta}
         whole = self._store.assemble(self._transport.exchange(self._store.owned(gradients=False)), unread)
         return whole | {name: counter.clone() for name, counter in self._store.counters.items()}
+
+    def save(
+        self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None, *, step: int, keep: int = 2
+    ) -> None:
+        """Write a checkpoint to a folder that all ranks share: weights, buffers, the optimizer's state and dropout's.
+        Every rank must call this, and writes what it keeps. It appears when all is written; the newest `keep` stay."""
+        from . import checkpoints  # which loads much
+
+        self._check_synced()
+        checkpoints.save(Path(folder), self._executor, self._transport, optimizer, step, keep)
+
+    def load(self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None) -> int:
+        """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks; its step."""
+        from . import checkpoints
+
+        return checkpoints.load(Path(folder), self._executor, self._transport, optimizer)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take a whole state, such as `state_dict` gives; each rank keeps its own part of it. Raises RankError on
