@@ -47,6 +47,12 @@ Dropout = Annotated[str, typer.Option(help="counter: masks by seed, step and ele
 Compile = Annotated[bool, typer.Option("--compile", help="Run segments through torch.compile.")]
 Graphs = Annotated[bool, typer.Option("--cuda-graphs", help="Launch each segment as one CUDA graph.")]
 Seed = Annotated[int, typer.Option(help="Of the first weights, and of dropout.")]
+SaveFolder = Annotated[
+    Path | None, typer.Option("--save", metavar="FOLDER", help="Write checkpoints here, which all ranks must share.")
+]
+Every = Annotated[int | None, typer.Option(min=1, help="Steps between checkpoints; without, one at the end.")]
+Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints stay.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")]
 
 
 @takes_case
@@ -94,12 +100,23 @@ class Run:
     optimizer: str
     compiled: bool
     graphed: bool
+    save: Path | None = None
+    every: int | None = None
+    keep: int = 2
+    resume: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < float("inf"):
             raise SoapstoneError(f"--lr {self.lr} is no learning rate; use a number above 0")
         if not -(2**63) <= self.seed < 2**63:
             raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
+        if self.save is None and (self.resume or self.every is not None):
+            raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
+        if self.save is not None and self.save.exists() and not self.save.is_dir():
+            raise SoapstoneError(f"--save {self.save} is a file; name a folder")
+
+    def saves_after(self, step: int, last: bool) -> bool:
+        return self.save is not None and (last or (self.every is not None and (step + 1) % self.every == 0))
 
     def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
         from ..runtime.optimizers import torch_optimizer
@@ -118,6 +135,10 @@ def train(
     compiled: Compile = False,
     graphed: Graphs = False,
     check: Check = False,
+    save: SaveFolder = None,
+    every: Every = None,
+    keep: Keep = 2,
+    resume: Resume = False,
     trace: Trace = None,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -130,7 +151,10 @@ def train(
     if trace is not None:
         check_writable(trace)
     check_report(report)
-    chosen, wanted = case.strategy(strategy), Run(steps, lr, seed, dropout, case.training.optimizer, compiled, graphed)
+    chosen = case.strategy(strategy)
+    wanted = Run(
+        steps, lr, seed, dropout, case.training.optimizer, compiled, graphed, save, every, keep, resume
+    )  # fmt: skip
     with joined(by_torchrun(case.topology)) as (transport, place):
         import torch
 
@@ -246,8 +270,9 @@ def _train(
     optimizer = wanted.optimizer_of(parallel.parameters())
     batch = [tensor.to(place) for tensor in work.batch]
     losses, seconds, record = [], [], None
-    for step in range(WARM + wanted.steps):
-        last = step == WARM + wanted.steps - 1
+    first, end = _resumed(parallel, optimizer, wanted, transport), WARM + wanted.steps
+    for step in range(first, end):
+        last = step == end - 1
         transport.exchange(None)  # all begin together
         start, begin = perf_counter(), perf_counter_ns()
         if last:
@@ -264,10 +289,26 @@ def _train(
             record = parallel.watched(begin, perf_counter_ns())
         if transport.rank == 0 and step % max(1, wanted.steps // 5) == 0:
             say(f"step {step}: loss {losses[-1]:.6g}, {duration(seconds[-1])}")
-    slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:]))]
+        if wanted.save is not None and wanted.saves_after(step, last):
+            parallel.save(wanted.save, optimizer, step=step + 1, keep=wanted.keep)
+    slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:] or seconds))]
     median = statistics.median(slowest)
     rates = throughput(case.graph, case.topology, median)
     return Trained(losses, median, parallel.simulation, rates, transport.exchange(record))
+
+
+def _resumed(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, transport: Transport) -> int:
+    """The step to go on with."""
+    from ..runtime.checkpoints import latest
+
+    if wanted.save is None or not wanted.resume or not any(transport.exchange(latest(wanted.save) is not None)):
+        return 0
+    step = parallel.load(wanted.save, optimizer)
+    if step >= WARM + wanted.steps:
+        raise SoapstoneError(f"{wanted.save} has step {step} already; ask for more than {step - WARM} by --steps")
+    if transport.rank == 0:
+        say(f"Going on from step {step} of {wanted.save}.")
+    return step
 
 
 def _parallel(
