@@ -63,6 +63,21 @@ def test_calibration_becomes_a_topology_that_training_is_predicted_with(tmp_path
     assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1}
 
 
+def test_training_resumes_with_another_strategy_and_more_ranks(tmp_path: Path) -> None:
+    def trained(ranks: int, strategy: str, steps: int, *options: str) -> list[float]:
+        case = ("-t", f"cpu:1x{ranks}", "-s", strategy, "--steps", str(steps), "--optimizer", "adamw", "--json")
+        done = torchrun(tmp_path, "train", *MODEL, *case, *options, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        losses: list[float] = json.loads(done.stdout)["losses"]
+        return losses
+
+    saved = ("--save", str(tmp_path / "saved"))
+    before = trained(2, "data", 2, *saved, "--every", "2", "--resume")  # there is nothing yet to resume
+    after = trained(3, "fsdp", 4, *saved, "--resume", "--keep", "1")
+    assert [*before, *after] == pytest.approx(trained(2, "data", 4), rel=1e-9)
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["step-000000007"]
+
+
 def two_agents(folder: Path, *command: str) -> list[tuple[str, str]]:
     """What two torchrun agents, as two nodes of a rank each, write to standard output and error."""
     with socket.socket() as free:
@@ -153,6 +168,7 @@ def test_a_killed_rank_is_told_of_in_a_sentence(tmp_path: Path) -> None:
         pytest.param(("train", "lenet", "-t", "cpu:1x2"), "start it with torchrun", marks=pytest.mark.long),
         pytest.param(("plan", "lenet", "-t", "cpu:1x2", "--rank", "2"), "there is no rank 2", marks=pytest.mark.long),
         (("plan", "lenet", "-t", "cpu:1x2", "-s", "nowhere.json"), "there is no strategy 'nowhere.json'"),
+        (("train", "lenet", "-t", "cpu:1x2", "--resume"), "add --save FOLDER"),
     ],
 )
 def test_bad_calls_end_in_a_sentence(arguments: tuple[str, ...], wanted: str, tmp_path: Path) -> None:
