@@ -78,7 +78,10 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(tmp_pa
     run("lstm", strategy_of(captured("lstm"), 2, 0, "none"), "adamw", 1, tmp_path)
     with pytest.raises(ss.SoapstoneError, match=r"it is of another model|has shape"):
         run("mlp", strategy_of(captured("mlp"), 2, 0, "none"), "adamw", 1, tmp_path, load=True)
-    assert latest(tmp_path) == tmp_path / "step-000000001"
+    saved = latest(tmp_path)
+    assert saved == tmp_path / "step-000000001"
+    graph, topology = captured("lstm"), ss.Topology.parse("cpu:1x2")
+    assert ss.Strategy.load(saved / "strategy.json", graph, topology) == strategy_of(graph, 2, 0, "none")
 
 
 def test_a_folder_without_one_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 import soapstone as ss
-from tests.support.counting import counted_flops, products
+from tests.support.counting import counted_flops, products, saved_by_eager
 from tests.support.models import ONE_AT_A_TIME
 from tests.support.seeds import cases, seeds
 from tests.support.training import Record, assert_same, train_plain, train_threads
@@ -52,8 +52,13 @@ def test_it_trains_like_one_device(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_its_products_have_the_flops_that_torch_counts_and_nearly_all_split_in_two_dims(name: str) -> None:
-    graph = ss.capture(huggingface.workload(name))
+def test_its_facts_are_those_of_eager_pytorch(name: str) -> None:
+    """Flops of products, and bytes that stay for backward. Ours may be more: a concatenation is made anew for each of
+    its readers. Or less: eager's einsum makes copies that are contiguous, and its attention keeps all scores where
+    heads share keys by broadcasting."""
+    work = huggingface.workload(name)
+    graph = ss.capture(work)
+    assert 0.9 <= graph.facts.saved_bytes / saved_by_eager(work) <= 1.25
     counted = counted_flops(huggingface.eager_experts(huggingface.workload(name)))
     assert products(graph) == pytest.approx(counted, rel=0.02)
     assert graph.unruled == ()

@@ -11,6 +11,7 @@ import torch
 
 from ...errors import RankError
 from ...files import HALF
+from ...strategy import Strategy
 from ..agreement import agree
 from ..execute import Executor
 from ..transports import Transport
@@ -18,6 +19,7 @@ from .holdings import held, state_of
 from .storage import INDEX, Checkpoint, plan_of, without_copies, write_index, write_tensors
 
 _NAME = "step-"
+STRATEGY = "strategy.json"  # that it was saved under
 
 
 def latest(folder: Path) -> Path | None:
@@ -48,7 +50,8 @@ def save(
         facts = {"step": step, "dropout": executor.draws.state(), "counters": _counters(executor)}
         facts["optimizer"] = {name: values for _, (rows, _) in shared for name, values in rows.items()}
         facts["groups"] = shared[0][1][1]
-        agree(transport, lambda: _finish(half, whole, plans, facts) if rank == 0 else None)
+        strategy = executor.plan.simulation.strategy
+        agree(transport, lambda: _finish(half, whole, plans, facts, strategy) if rank == 0 else None)
     except RankError:
         if rank == 0:
             shutil.rmtree(half, ignore_errors=True)
@@ -123,8 +126,9 @@ def _begin(half: Path) -> None:
     _on_disk(make)
 
 
-def _finish(half: Path, whole: Path, plans: Any, facts: dict[str, Any]) -> None:
+def _finish(half: Path, whole: Path, plans: Any, facts: dict[str, Any], strategy: Strategy) -> None:
     def act() -> None:
+        strategy.save(half / STRATEGY)
         write_index(half, plans, facts)
         if whole.exists():
             shutil.rmtree(whole)
