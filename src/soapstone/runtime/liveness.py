@@ -50,12 +50,8 @@ def _used(event: Event, segments: Sequence[Segment], loss: int) -> Iterator[Owne
     match event:
         case Run():
             segment = segments[event.segment]
-            shares = [key for key in segment.gives if isinstance(key, Share)]
-            totals = [Total(key.op, key.group) for key in shares]
-            gone = {
-                key for key in segment.gives if isinstance(key, Payload) or (isinstance(key, Share) and key.op != loss)
-            }
-            gives = [key for key in segment.gives if not (event.backward and key in gone)]
+            totals = [Total(key.op, key.group) for key in segment.gives if isinstance(key, Share)]
+            gives = [key for key in segment.gives if not (event.backward and _is_gone(key, loss))]
             yield from ((event.microbatch, key) for key in (*segment.takes, *gives, *totals))
         case Round():
             for send in event.sends:
@@ -69,3 +65,8 @@ def _used(event: Event, segments: Sequence[Segment], loss: int) -> Iterator[Owne
             yield event.microbatch, Total(event.op, event.group)
         case _:
             pass
+
+
+def _is_gone(key: Key, loss: int) -> bool:
+    """Whether backward of what gave it does not read it."""
+    return isinstance(key, Payload) or (isinstance(key, Share) and key.op != loss)

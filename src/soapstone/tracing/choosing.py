@@ -14,7 +14,7 @@ from math import prod
 import torch
 
 from ..rules import facts_of
-from .rows import again, row_axes, write_as
+from .rows import again, read_anew, row_axes
 from .trace import Recorder, Shape, TraceCall
 
 _WITH_POLES = {
@@ -40,20 +40,21 @@ class _Rows:
 def without_choosing(to: Recorder) -> None:
     """Read rows that are picked by a mask as all rows."""
     if to.trace.chosen:
-        _Choosing(to).read_all()
+        choosing = _Choosing(to)
+        read_anew(to, choosing.renamed, choosing.read)
 
 
 def leave_out_picked(to: Recorder) -> None:
     """Read a trace as if nothing that a mask picks were put back."""
     renamed: dict[int, int] = {}
-    for call in to.trace.calls:
-        call.inputs = [renamed.get(value, value) for value in call.inputs]
-        put = dict(zip(call.call.slots, call.inputs)).get(
-            {"index_add": "source", "index_put": "values"}.get(call.call.kind, "")
-        )
+
+    def read(call: TraceCall) -> None:
+        slot = {"index_add": "source", "index_put": "values"}.get(call.call.kind, "")
+        put = dict(zip(call.call.slots, call.inputs)).get(slot)
         if put is not None and (put in to.trace.chosen or 0 in to.shape(put)):
             renamed[call.outputs[0]] = call.inputs[0]
-    to.trace.loss = renamed.get(to.trace.loss, to.trace.loss)
+
+    read_anew(to, renamed, read)
 
 
 class _Choosing:
@@ -67,16 +68,7 @@ class _Choosing:
         self.single: dict[int, int] = {}  # and masks of which at most one is set there
         self.renamed: dict[int, int] = {}
 
-    def read_all(self) -> None:
-        calls, self.to.trace.calls = self.to.trace.calls, []
-        for call in calls:
-            call.inputs = [self.renamed.get(value, value) for value in call.inputs]
-            self.to.trace.calls.append(call)
-            write_as(self.to, call)
-            self._read(call)
-        self.to.trace.loss = self.renamed.get(self.to.trace.loss, self.to.trace.loss)
-
-    def _read(self, call: TraceCall) -> None:
+    def read(self, call: TraceCall) -> None:
         kind, inputs = call.call.kind, dict(zip(call.call.slots, call.inputs))
         first, out = call.inputs[0] if call.inputs else -1, call.outputs[0]
         if kind == "topk":
@@ -216,9 +208,8 @@ class _Choosing:
         rows = self._widened(rows, every)
         shape, sizes = self.to.shape(rows.value), self.to.shape(rows.mask)
         apart = self._view(rows.value, (*shape[: rows.axis], *sizes, *shape[rows.axis + 1 :]))
-        clear = self._pointwise(
-            "logical_not", {"self": self._mask(rows.mask, every, self.to.shape(apart), rows.axis)}, {}
-        )
+        picked = self._mask(rows.mask, every, self.to.shape(apart), rows.axis)
+        clear = self._pointwise("logical_not", {"self": picked}, {}, overload="default")
         kept = self._pointwise("masked_fill", {"self": apart, "mask": clear}, {"value": 0}, overload="Scalar")
         return self._summed(kept, tuple(rows.axis + axis for axis in every if axis != place))
 
@@ -277,5 +268,4 @@ class _Choosing:
         values = list(inputs.values())
         shape = tuple(torch.broadcast_shapes(*(self.to.shape(value) for value in values)))  # type: ignore[no-untyped-call]
         dtypes = [dtype or self.to.dtype(inputs["self"])]
-        overload = "default" if kind == "logical_not" else overload
         return self.to.emit(kind, inputs, args, shape, overload=overload, pointwise=True, dtypes=dtypes)[0]

@@ -9,7 +9,7 @@ The calls as they were are left to whoever else reads what they make, mostly nob
 from __future__ import annotations
 
 from ..rules import facts_of
-from .rows import again, row_axes, write_as
+from .rows import again, read_anew, row_axes
 from .trace import Recorder, TraceCall
 
 GROUPED = ("_grouped_mm", "grouped_mm", "transformers::grouped_mm_fallback")
@@ -19,14 +19,15 @@ _CASTS = ("_to_copy", "to")
 def without_sorting(to: Recorder) -> None:
     """Read products by groups without the order that they are in."""
     if any(call.call.kind in GROUPED for call in to.trace.calls):
-        _Routing(to).read_all()
+        routing = _Routing(to)
+        read_anew(to, routing.renamed, routing.read)
 
 
 class _Routing:
     """What is known of values; an order is known by the experts that it sorts by."""
 
     def __init__(self, to: Recorder) -> None:
-        self.to, self.values = to, to.trace.values
+        self.to = to
         self.plain: dict[int, tuple[int, int]] = {}  # rows in an order: the order, and the same rows as they were
         self.order: dict[int, int] = {}  # the row that comes to each place
         self.shared: dict[int, tuple[int, int]] = {}  # the same, where so many rows in a row come of one
@@ -36,15 +37,7 @@ class _Routing:
         self.ends: dict[int, int] = {}  # and where each expert's end
         self.renamed: dict[int, int] = {}
 
-    def read_all(self) -> None:
-        calls, self.to.trace.calls = self.to.trace.calls, []
-        for call in calls:
-            call.inputs = [self.renamed.get(value, value) for value in call.inputs]
-            self.to.trace.calls.append(call)
-            self._read(call)
-        self.to.trace.loss = self.renamed.get(self.to.trace.loss, self.to.trace.loss)
-
-    def _read(self, call: TraceCall) -> None:
+    def read(self, call: TraceCall) -> None:
         kind, inputs = call.call.kind, dict(zip(call.call.slots, call.inputs))
         first, out = call.inputs[0] if call.inputs else -1, call.outputs[0]
         if kind in ("sort", "argsort"):
@@ -93,16 +86,15 @@ class _Routing:
         elif indices in self.shared:
             order, times = self.shared[indices]
             if self.to.shape(source)[0] * times == self.to.shape(indices)[0]:
-                self.plain[out] = order, self._repeated(call, source, times)
+                self.plain[out] = order, self._repeated(source, times)
         elif indices in self.place and source in self.plain and self.plain[source][0] == self.place[indices]:
             self.renamed[out] = self.plain[source][1]
         elif source in self.plain or indices in self.plain:
             self._by_rows(call)
 
-    def _repeated(self, call: TraceCall, source: int, times: int) -> int:
+    def _repeated(self, source: int, times: int) -> int:
         shape = self.to.shape(source)
         args = {"repeats": times, "dim": 0, "output_size": None}
-        write_as(self.to, call)
         return self.to.emit(
             "repeat_interleave", {"self": source}, args, (shape[0] * times, *shape[1:]), overload="self_int"
         )[0]
@@ -123,7 +115,6 @@ class _Routing:
         if self.plain.get(inputs["source"], (-1, -1))[0] != order or call.call.args.get("alpha", 1) != 1:
             return
         shape = self.to.shape(inputs["self"])
-        write_as(self.to, call)
         apart = (shape[0], times, *shape[1:])
         rows = self.to.emit("view", {"self": self.plain[inputs["source"]][1]}, {"size": list(apart)}, apart)[0]
         args = {"dim": [1], "keepdim": False, "dtype": None}
@@ -140,7 +131,6 @@ class _Routing:
         if rows not in self.plain or self.ends.get(ends) != self.plain[rows][0]:
             return
         experts, plain = self.plain[rows]
-        write_as(self.to, call)
         inputs = {"input": plain, "weight": weight, "experts": experts}
         dtypes = [self.to.dtype(call.outputs[0])]
         made = self.to.emit("routed_mm", inputs, {}, self.to.shape(call.outputs[0]), dtypes=dtypes)[0]
@@ -153,7 +143,6 @@ class _Routing:
         if len(orders) > 1 or facts_of(call.call.kind).draws or axes is None or any(axes):
             return
         (order,) = orders
-        write_as(self.to, call)
         plain = [self.plain[value][1] if value in self.plain else value for value in call.inputs]
         made = again(self.to, call, plain, list(call.call.outputs))
         for sorted_one, own in zip(call.outputs, made):

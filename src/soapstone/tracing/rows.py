@@ -3,6 +3,8 @@ common."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..errors import GraphError
 from ..rules import POINTWISE
 from .trace import Recorder, Shape, TraceCall
@@ -32,9 +34,16 @@ def row_axes(call: TraceCall, axes: dict[int, int]) -> list[int] | None:
     return [at[0] for at in found] if rows and whole and apart else None
 
 
-def write_as(to: Recorder, call: TraceCall) -> None:
-    """What is emitted next has this call's name and module."""
-    to.name, to.module, to.checkpoint = to.trace.values[call.outputs[0]].name, call.module, call.checkpoint
+def read_anew(to: Recorder, renamed: dict[int, int], read: Callable[[TraceCall], None]) -> None:
+    """Go over all calls of a trace. What `read` emits stands behind its call, under the call's name and module; what it
+    puts into `renamed` takes the place of a value for all that come later."""
+    calls, to.trace.calls = to.trace.calls, []
+    for call in calls:
+        call.inputs = [renamed.get(value, value) for value in call.inputs]
+        to.trace.calls.append(call)
+        to.name, to.module, to.checkpoint = to.trace.values[call.outputs[0]].name, call.module, call.checkpoint
+        read(call)
+    to.trace.loss = renamed.get(to.trace.loss, to.trace.loss)
 
 
 def again(to: Recorder, call: TraceCall, inputs: list[int], outputs: list[Shape]) -> list[int]:
