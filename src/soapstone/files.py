@@ -9,7 +9,8 @@ import reprlib
 import tempfile
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from itertools import chain, count
@@ -41,14 +42,21 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     if path.exists() and not path.is_file():  # a pipe or a device is written to, never replaced
         _write_through(path, data)
         return
-    path = path.resolve()  # a link stays a link
+    with replacing(path) as half:
+        half.write_bytes(data)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """An empty file that takes a path's place once it is written. Raises SoapstoneError where it cannot be."""
+    path = checked_path(path).resolve()  # a link stays a link
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=HALF)
+        os.close(handle)
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another folder") from None
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        yield Path(name)
         os.chmod(name, 0o666 & ~_UMASK)
         os.replace(name, path)
     except BaseException as error:

@@ -28,6 +28,7 @@ from . import (
     show,
     training,
     tuning,
+    weights,
 )
 from .common import Quiet, hush, is_verbose, takes_volume
 from .examples import OUTLINE, epilog
@@ -47,6 +48,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "diff": explaining.diff,
     "report": reporting.report,
     "export": exporting.export,
+    "export-weights": weights.export_weights,
     "profile": profile.profile,
     "plan": training.plan_command,
     "calibrate": cluster.calibrate,

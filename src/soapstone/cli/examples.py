@@ -31,6 +31,10 @@ EXAMPLES = {
     "diff": ("soapstone diff nmt.p100-4x4.json expert", "soapstone diff first.json second.json --json"),
     "report": ("soapstone report nmt.p100-4x4.json -o nmt.html",),
     "export": ("soapstone export megatron --model llama -t h100:2x8 -o parallel.py",),
+    "export-weights": (
+        "soapstone export-weights saved -o model.safetensors",
+        "soapstone export-weights saved/step-000000100 -o model.pt",
+    ),
     "plot": (
         "soapstone plot scaling alexnet -t p100:4x4 --batch-per-device 64 -o scaling.png",
         "soapstone plot search nmt.json -o curve.svg  # what search --json printed",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..errors import RankError
 from ..graph import OperatorGraph
 from ..parts import Place, reframe, whole
 
@@ -60,6 +61,11 @@ def elements(place: Place) -> torch.Tensor:
     return index.reshape(place.shape())
 
 
+def _check_mode(state: dict[str, Any], mode: str, *keys: str) -> None:
+    if state.get("mode") != mode or not all(key in state for key in keys):
+        raise RankError(f"the checkpoint was saved with dropout={state.get('mode')!r}; pass the same, not {mode!r}")
+
+
 class CounterDraws:
     def __init__(self, seed: int, place: torch.device) -> None:
         self.seed, self.step, self.microbatch, self.place = seed, 0, 0, place
@@ -74,9 +80,11 @@ class CounterDraws:
 
     def state(self) -> dict[str, Any]:
         """All that later masks depend on, for a checkpoint."""
-        return {"seed": self.seed, "step": self.step}
+        return {"mode": "counter", "seed": self.seed, "step": self.step}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Raises RankError where it is of another mode."""
+        _check_mode(state, "counter", "seed", "step")
         self.seed, self.step = int(state["seed"]), int(state["step"])
         self._hashed.clear()
 
@@ -125,9 +133,11 @@ class ReplayDraws:
 
     def state(self) -> dict[str, Any]:
         """All that later masks depend on, for a checkpoint."""
-        return {"generator": bytes(self.generator.get_state().tolist()).hex()}
+        return {"mode": "replay", "generator": bytes(self.generator.get_state().tolist()).hex()}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Raises RankError where it is of another mode."""
+        _check_mode(state, "replay", "generator")
         self.generator.set_state(torch.tensor(list(bytes.fromhex(state["generator"])), dtype=torch.uint8))
 
     def keep(self, place: Place) -> torch.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +23,9 @@ from .records import Record, recorded
 from .store import Store
 from .transports import Transport
 from .weights import is_meta, state_of
+
+if TYPE_CHECKING:
+    from .checkpoints import Saver
 
 
 class Parallel:
@@ -147,25 +151,54 @@ class Parallel:
         return whole | {name: counter.clone() for name, counter in self._store.counters.items()}
 
     def save(
-        self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None, *, step: int, keep: int = 2
+        self,
+        folder: str | Path,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        step: int,
+        keep: int = 2,
+        wait: bool = True,
     ) -> None:
         """Write a checkpoint to a folder that all ranks share: weights, buffers, the optimizer's state and dropout's.
-        Every rank must call this, and writes what it keeps. It appears when all is written; the newest `keep` stay."""
-        from . import checkpoints  # which loads much
-
+        Every rank must call this, and writes what it keeps. It appears when all is on disk; the newest `keep` stay.
+        Without `wait` a copy is written while training goes on, until the next `save` or `saved`. Raises RankError on
+        all ranks where one cannot write."""
         self._check_synced()
-        checkpoints.save(Path(folder), self._executor, self._transport, optimizer, step, keep)
+        self._saver.begin(Path(folder), optimizer, step, keep, copied=not wait)
+        if wait:
+            self._saver.finish()
+
+    def saved(self) -> None:
+        """Wait until the last checkpoint is on disk; every rank must call this. Raises RankError on all ranks where one
+        could not write."""
+        self._saver.finish()
+
+    @cached_property
+    def _saver(self) -> Saver:
+        from .checkpoints import Saver  # which loads much
+
+        return Saver(self._executor, self._transport, self._work.model)
 
     def load(self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None) -> int:
-        """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks; its step."""
+        """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks; its step.
+        Raises RankError on all ranks, before anything changes, where it is damaged or does not fit."""
         from . import checkpoints
 
-        return checkpoints.load(Path(folder), self._executor, self._transport, optimizer)
+        return checkpoints.load(Path(folder), self._executor, self._transport, self._work.model, optimizer)
+
+    def load_weights(self, path: str | Path) -> None:
+        """Take a whole model's weights from a plain file: safetensors, or a state dict that `torch.save` wrote."""
+        from .checkpoints import read_weights
+
+        self.load_state_dict(agree(self._transport, lambda: read_weights(Path(path))))
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take a whole state, such as `state_dict` gives; each rank keeps its own part of it. Raises RankError on
-        every rank, before anything changes, where names or shapes are not the model's."""
-        own = self._work.model.state_dict()
+        """Take a whole state, such as `state_dict` gives; each rank keeps its own part of it. Tied weights may be there
+        under one name. Raises RankError on every rank, before anything changes, where names or shapes are not the
+        model's."""
+        own, aliases = self._work.model.state_dict(), self._graph.aliases
+        given = {aliases.get(name, name): tensor for name, tensor in state.items()}
+        state = {**{name: given[aliases.get(name, name)] for name in own if aliases.get(name, name) in given}, **state}
         agree(self._transport, lambda: _check_state(own, state))
         kept = {self._graph.aliases.get(name, name): tensor for name, tensor in state.items()}
         if not is_meta(self._work.model):

@@ -77,3 +77,23 @@ def _runs(sizes: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[i
     if begin < end:
         yield ((begin, end), *((0, size) for size in sizes[1:]))
     yield from (((end, end + 1), *rest) for rest in _runs(sizes[1:], 0, last - end * row))
+
+
+def remainder(sizes: Sequence[int], boxes: Sequence[Box]) -> list[Box]:
+    """What disjoint boxes leave of a tensor."""
+    left: list[Box] = [[(0, size) for size in sizes]]
+    for box in boxes:
+        left = [rest for part in left for rest in _without(part, box)]
+    return left
+
+
+def _without(part: Box, box: Box) -> Iterator[Box]:
+    """A box less another one: a slab on either side along each axis, of what the axes before have left."""
+    common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(part, box)]
+    if any(lo >= hi for lo, hi in common):
+        yield part
+        return
+    for axis, ((lo, hi), (first, last)) in enumerate(zip(part, common)):
+        for side in ((lo, first), (last, hi)):
+            if side[0] < side[1]:
+                yield [*common[:axis], side, *part[axis + 1 :]]

@@ -1,153 +1,206 @@
-"""Saving and loading a training: all ranks together, whole or not at all."""
+"""Saving a training: all ranks together, whole or not at all, while training goes on.
+
+Every rank copies what it writes; a thread brings the copy to disk under a half folder, where its file has its name once
+it is complete. Rank 0's thread waits for all files and renames the folder. The file system is where threads meet: the
+ranks' own messages are in the order of the plan, which a thread must not disturb.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from torch import nn
 
-from ...errors import RankError
+from ...errors import RankError, SoapstoneError
 from ...files import HALF
 from ...strategy import Strategy
 from ..agreement import agree
 from ..execute import Executor
 from ..transports import Transport
-from .holdings import held, state_of
-from .storage import INDEX, Checkpoint, plan_of, without_copies, write_index, write_tensors
+from .folders import name_of, prune, remove_halves, saved_in
+from .holdings import Holding, held, unread
+from .index import NAME, Index, Optimizer, places, plain_numbers
+from .storage import file_of, picked, plan_of, sync, without_copies, write_tensors
 
-_NAME = "step-"
 STRATEGY = "strategy.json"  # that it was saved under
+PATIENCE = 60.0  # seconds that a file of another rank is waited for after this rank has ended
+_HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: how it computes, not what
+_LOOK = 0.02  # seconds between two looks
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a folder."""
-    found = sorted(path.parent for path in folder.glob(f"{_NAME}*/{INDEX}"))
-    return found[-1] if found else None
+class Saver:
+    """A rank's saves, one at a time."""
 
+    def __init__(self, executor: Executor, transport: Transport, model: nn.Module) -> None:
+        self._executor, self._transport, self._model = executor, transport, model
+        self._buffers: list[torch.Tensor] = []  # for copies; kept for the next save
+        self._thread: threading.Thread | None = None
+        self._problem: RankError | None = None
+        self._cancelled = threading.Event()
 
-def save(
-    folder: Path,
-    executor: Executor,
-    transport: Transport,
-    optimizer: torch.optim.Optimizer | None,
-    step: int,
-    keep: int,
-) -> None:
-    """Every rank writes its part of a new checkpoint, which appears once all is on disk; only the newest `keep` stay.
-    Raises RankError on all ranks where one cannot write."""
-    name = f"{_NAME}{step:09}"
-    half, whole = folder / f"{HALF}{name}", folder / name
-    held_here = held(executor.store, optimizer)
-    shared = transport.exchange((plan_of(held_here), _numbers(executor, optimizer)))
-    plans = without_copies([plan for plan, _ in shared])
-    rank = transport.rank
-    agree(transport, lambda: _begin(half) if rank == 0 else None)
-    try:
-        agree(transport, lambda: _on_disk(lambda: write_tensors(half, rank, plans[rank], held_here)))
-        facts = {"step": step, "dropout": executor.draws.state(), "counters": _counters(executor)}
-        facts["optimizer"] = {name: values for _, (rows, _) in shared for name, values in rows.items()}
-        facts["groups"] = shared[0][1][1]
-        strategy = executor.plan.simulation.strategy
-        agree(transport, lambda: _finish(half, whole, plans, facts, strategy) if rank == 0 else None)
-    except RankError:
+    def begin(
+        self, folder: Path, optimizer: torch.optim.Optimizer | None, step: int, keep: int, *, copied: bool
+    ) -> None:
+        """Start to write what there is now; `copied` where it may change before `finish`. Raises RankError on all
+        ranks where the save before, or the beginning of this one, failed on one."""
+        self.finish()
+        rank, half = self._transport.rank, folder / f"{HALF}{name_of(step)}"
+        agree(self._transport, lambda: _begin(folder, half, step, keep) if rank == 0 else None)
+        held_here = agree(self._transport, lambda: self._described(optimizer))
+        shared = self._transport.exchange((plan_of(held_here), _optimizer_numbers(self._executor, optimizer)))
+        plans = without_copies([plan for plan, _ in shared])
+        values = picked(plans[rank], held_here)
+        ready = self._copy(values) if copied else lambda: values
+        act = self._write(half, ready)
         if rank == 0:
-            shutil.rmtree(half, ignore_errors=True)
-        raise
-    if rank == 0:
-        _prune(folder, keep)
+            numbers = {name: row for _, rows in shared for name, row in rows.items()}
+            index = self._index(step, places(plans), _optimizer(optimizer, numbers))
+            finish = self._finish(folder, half, index, keep)
+            act = _both(act, finish)
+        self._start(act)
+
+    def finish(self) -> None:
+        """Wait until the save that has begun is whole. Raises RankError on all ranks where one could not write."""
+        if self._thread is None:
+            return
+        thread, first = self._thread, self._transport.rank == 0
+        if not first:
+            thread.join()
+        try:
+            agree(self._transport, lambda: None if first else self._raise())
+        except SoapstoneError:
+            self._cancelled.set()
+            thread.join()
+            raise
+        else:
+            thread.join()
+            agree(self._transport, self._raise)
+        finally:
+            self._thread = None
+
+    def _raise(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+    def _described(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Holding]:
+        """All that this rank could write; what no rank reads is rank 0's."""
+        found = held(self._executor.store, optimizer)
+        for name, holding in unread(self._executor.store, self._model).items() if self._transport.rank == 0 else ():
+            others = found[name].chunks if name in found else []
+            found[name] = holding._replace(chunks=[*others, *holding.chunks])
+        return found
+
+    def _copy(self, values: list[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        """Copies of tensors in the host's memory, and what waits until they are made."""
+        if [(b.shape, b.dtype) for b in self._buffers] != [(v.shape, v.dtype) for v in values]:
+            pinned = self._executor.place.type == "cuda"
+            self._buffers = [torch.empty(v.shape, dtype=v.dtype, pin_memory=pinned) for v in values]
+        for buffer, value in zip(self._buffers, values):
+            buffer.copy_(value, non_blocking=True)
+        made = torch.cuda.current_stream().record_event() if self._executor.place.type == "cuda" else None
+
+        def ready() -> list[torch.Tensor]:
+            if made is not None:
+                made.synchronize()
+            return self._buffers
+
+        return ready
+
+    def _index(self, step: int, tensors: Any, optimizer: Optimizer | None) -> Index:
+        executor, graph = self._executor, self._executor.store.graph
+        counters = {name: int(counter) for name, counter in executor.store.counters.items()}
+        names = {name: graph.aliases.get(name, name) for name in self._model.state_dict()}
+        return Index(step, self._transport.size, executor.draws.state(), counters, names, tensors, optimizer)
+
+    def _write(self, half: Path, ready: Callable[[], list[torch.Tensor]]) -> Callable[[], None]:
+        return lambda: write_tensors(half, self._transport.rank, ready())
+
+    def _finish(self, folder: Path, half: Path, index: Index, keep: int) -> Callable[[], None]:
+        """Make the folder whole once all files are there."""
+        strategy: Strategy = self._executor.plan.simulation.strategy
+        files = [half / file_of(rank) for rank in range(self._transport.size)]
+
+        def act() -> None:
+            if not self._wait_for(files):
+                shutil.rmtree(half, ignore_errors=True)
+                return
+            strategy.save(half / STRATEGY)
+            index.write(half)
+            for name in (half / STRATEGY, half / NAME, half):
+                sync(name)
+            os.rename(half, folder / name_of(index.step, saved_in(folder)))
+            sync(folder)
+            prune(folder, keep)
+
+        return act
+
+    def _wait_for(self, files: list[Path]) -> bool:
+        """Whether all files have come; not where another rank could not write, or is gone."""
+        ended = float("inf")
+        while not all(path.exists() for path in files):
+            if not threading.main_thread().is_alive():
+                ended = min(ended, time.monotonic() + PATIENCE)
+            if self._cancelled.wait(_LOOK) or time.monotonic() > ended:
+                return False
+        return True
+
+    def _start(self, act: Callable[[], None]) -> None:
+        self._problem = None
+        self._cancelled.clear()
+
+        def run() -> None:
+            try:
+                act()
+            except (OSError, SafetensorError, SoapstoneError) as error:
+                what = getattr(error, "strerror", None) or str(error)
+                self._problem = RankError(f"cannot write the checkpoint: {what}; the last whole one is still there")
+
+        self._thread = threading.Thread(target=run, name="soapstone save")
+        self._thread.start()
 
 
-def load(folder: Path, executor: Executor, transport: Transport, optimizer: torch.optim.Optimizer | None) -> int:
-    """Take the newest checkpoint, of any strategy; the step that it is of. Raises RankError on all ranks, before
-    anything changes, where it does not fit the model."""
-    found: list[Checkpoint] = []
-
-    def check() -> None:
-        path = latest(folder)
-        if path is None:
-            raise RankError(f"{folder} has no checkpoint; save one first, or name another folder")
-        found.append(Checkpoint(path))
-        for name, holding in held(executor.store, None).items():
-            found[0].check(name, holding)
-
-    agree(transport, check)
-    (checkpoint,) = found
-    facts = checkpoint.facts
-    if optimizer is not None:
-        _prepare(executor, optimizer, checkpoint)
-    wanted = held(executor.store, optimizer)
-    agree(transport, lambda: checkpoint.read_all(wanted))
-    executor.draws.restore(facts["dropout"])
-    for name, counter in executor.store.counters.items():
-        counter.fill_(facts["counters"][name])
-    return int(facts["step"])
-
-
-def _numbers(executor: Executor, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Any], list[Any]]:
-    """What an optimizer keeps besides: single numbers by parameter, and the settings of its groups."""
-    rows = {
-        name: {what: float(value) for what, value in state_of(optimizer, parameter).items() if not value.ndim}
-        for name, parameter in executor.store.parameters()
-    }
-    groups = [] if optimizer is None else optimizer.param_groups
-    plain = (bool, int, float, str, type(None))
-    settings = [{k: v for k, v in group.items() if isinstance(v, plain)} for group in groups]
-    return rows, settings
-
-
-def _prepare(executor: Executor, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Give an optimizer that has not stepped yet the tensors that the checkpoint has for it, and its numbers."""
-    whats = sorted({name.split("/")[1] for name in checkpoint.names if name.startswith("optimizer/")})
-    for name, parameter in executor.store.parameters():
-        numbers = checkpoint.facts["optimizer"].get(name, {})
-        state = optimizer.state[parameter]
-        for what in whats:
-            if f"optimizer/{what}/{name}" in checkpoint.names and what not in state:
-                state[what] = torch.zeros_like(parameter.detach())
-        for what, value in numbers.items():
-            kept = state.get(what)
-            state[what] = torch.full_like(kept, value) if isinstance(kept, torch.Tensor) else torch.tensor(value)
-    for group, settings in zip(optimizer.param_groups, checkpoint.facts["groups"]):
-        group.update(settings)
-
-
-def _counters(executor: Executor) -> dict[str, int]:
-    return {name: int(counter) for name, counter in executor.store.counters.items()}
-
-
-def _begin(half: Path) -> None:
-    def make() -> None:
-        shutil.rmtree(half, ignore_errors=True)
-        half.mkdir(parents=True)
-
-    _on_disk(make)
-
-
-def _finish(half: Path, whole: Path, plans: Any, facts: dict[str, Any], strategy: Strategy) -> None:
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
     def act() -> None:
-        strategy.save(half / STRATEGY)
-        write_index(half, plans, facts)
-        if whole.exists():
-            shutil.rmtree(whole)
-        os.replace(half, whole)
-        handle = os.open(whole.parent, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        first()
+        second()
 
-    _on_disk(act)
+    return act
 
 
-def _on_disk(act: Any) -> None:
+def _begin(folder: Path, half: Path, step: int, keep: int) -> None:
+    if type(step) is not int or step < 0 or type(keep) is not int or keep < 1:
+        raise RankError(f"step={step!r} and keep={keep!r} must be whole numbers, of at least 0 and 1")
     try:
-        act()
+        folder.mkdir(parents=True, exist_ok=True)
+        newest = max(saved_in(folder), default=None)
+        if newest is not None and newest.step > step:
+            raise RankError(
+                f"{folder} has a checkpoint of step {newest.step}, and this is step {step}; go on from that one, or "
+                "name another folder"
+            )
+        remove_halves(folder)
+        half.mkdir()
     except OSError as error:
-        what = error.strerror or str(error)
-        raise RankError(f"cannot write the checkpoint: {what}; the last whole one is still there") from None
+        raise RankError(f"cannot write {folder}: {error.strerror}; name another folder") from None
 
 
-def _prune(folder: Path, keep: int) -> None:
-    for path in sorted(path.parent for path in folder.glob(f"{_NAME}*/{INDEX}"))[:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
+def _optimizer_numbers(executor: Executor, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
+    """What an optimizer keeps besides tensors, by parameter."""
+    if optimizer is None:
+        return {}
+    return {name: plain_numbers(optimizer.state.get(own, {})) for name, own in executor.store.parameters()}
+
+
+def _optimizer(optimizer: torch.optim.Optimizer | None, numbers: dict[str, dict[str, Any]]) -> Optimizer | None:
+    if optimizer is None:
+        return None
+    groups = [{key: value for key, value in group.items() if key not in _HOW} for group in optimizer.param_groups]
+    return Optimizer(type(optimizer).__name__, numbers, tuple(map(plain_numbers, groups)))

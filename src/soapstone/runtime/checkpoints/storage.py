@@ -1,14 +1,15 @@
-"""Checkpoints on disk: a file of tensors for each rank, as safetensors has them, and one of JSON that says where
-everything is. Who writes what of several copies, and who reads which part of what, is torch.distributed.checkpoint's to
-plan; its own files would have to be unpickled."""
+"""Checkpoints on disk: a file of tensors for each rank, as safetensors has them. Who writes what of several copies, and
+who reads which part of what, is torch.distributed.checkpoint's to plan; its own files would have to be unpickled."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+from zlib import crc32
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,12 +25,12 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ...errors import RankError
-from ...files import read_json, version, write_atomically
+from ...files import HALF
 from .boxes import Chunk
-from .holdings import Holding
+from .holdings import Holding, whole_holding
+from .index import Index, Place, Stored
 
-INDEX = "checkpoint.json"
-FORMAT = 1
+_SUM = "crc32"  # of all of a file's tensors, in their order
 
 
 def file_of(rank: int) -> str:
@@ -53,93 +54,128 @@ def without_copies(plans: list[SavePlan]) -> list[SavePlan]:
     return found
 
 
-def write_tensors(folder: Path, rank: int, plan: SavePlan, held: Mapping[str, Holding]) -> None:
-    """A rank's file, on disk when this returns."""
+def picked(plan: SavePlan, held: Mapping[str, Holding]) -> list[torch.Tensor]:
+    """The values that a plan has a rank write, in its order."""
     chunks = {(name, chunk.offsets): chunk for name, holding in held.items() for chunk in holding.chunks}
-    picked = [chunks[item.index.fqn, tuple(item.index.offset or ())] for item in plan.items]
-    tensors = {str(number): chunk.read().to("cpu").contiguous() for number, chunk in enumerate(picked)}
-    path = folder / file_of(rank)
-    save_file(tensors, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    return [chunks[item.index.fqn, tuple(item.index.offset or ())].read() for item in plan.items]
 
 
-def write_index(folder: Path, plans: list[SavePlan], facts: Mapping[str, Any]) -> None:
-    """Where everything is, and the numbers that are no tensors."""
-    tensors: dict[str, Any] = {}
-    for rank, plan in enumerate(plans):
-        for number, item in enumerate(plan.items):
-            data = item.tensor_data
-            assert data is not None
-            row = {"dtype": str(data.properties.dtype).removeprefix("torch."), "shape": list(data.size), "chunks": []}
-            place = [list(data.chunk.offsets), list(data.chunk.sizes), rank, number]
-            tensors.setdefault(item.index.fqn, row)["chunks"].append(place)
-    content = {"format": FORMAT, "soapstone": version(), "ranks": len(plans), **facts, "tensors": tensors}
-    write_atomically(folder / INDEX, json.dumps(content))
+def write_tensors(folder: Path, rank: int, values: list[torch.Tensor]) -> None:
+    """A rank's file. It has its name once it is on disk."""
+    half = folder / f"{HALF}{file_of(rank)}"
+    tensors = [tensor.to("cpu").contiguous() for tensor in values]
+    save_file({str(number): tensor for number, tensor in enumerate(tensors)}, half, {_SUM: _checksum(tensors)})
+    sync(half)
+    half.rename(folder / file_of(rank))
+
+
+def _checksum(tensors: Iterable[torch.Tensor]) -> str:
+    total = 0
+    for tensor in tensors:
+        total = crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class Checkpoint:
     """One that was written whole. Raises SoapstoneError where its files are not what they should be."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.facts = folder, read_json(folder / INDEX)
-        if not isinstance(self.facts, dict) or self.facts.get("format") != FORMAT:
-            raise RankError(f"{folder / INDEX} is no checkpoint of this version of soapstone; save it anew")
-        try:
-            self._tensors = {name: _stored(row) for name, row in self.facts["tensors"].items()}
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise RankError(f"{folder / INDEX} is damaged; use an older checkpoint") from None
+        self.folder, self.index = folder, Index.read(folder)
+        self._files: dict[int, Any] = {}
+        self._stack = ExitStack()
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._tensors)
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.clear()
+        self._stack.close()
 
     def check(self, name: str, holding: Holding) -> None:
         """Raise RankError where a tensor is not there as it is wanted."""
-        if name not in self._tensors:
+        stored = self.index.tensors.get(name)
+        if stored is None:
             raise RankError(f"the checkpoint {self.folder} has no {name!r}; it is of another model")
-        stored, _ = self._tensors[name]
-        if tuple(stored.size) != holding.shape:
-            found, wanted = list(stored.size), list(holding.shape)
+        if stored.shape != holding.shape:
+            found, wanted = list(stored.shape), list(holding.shape)
             raise RankError(f"{name!r} has shape {found} in the checkpoint, but {wanted} in the model")
 
-    def read_all(self, held: Mapping[str, Holding]) -> None:
-        for name, holding in held.items():
-            self.check(name, holding)
-            self._read(name, holding)
-
-    def _read(self, name: str, holding: Holding) -> None:
-        """Fill a rank's boxes of a tensor."""
-        stored, places = self._tensors[name]
+    def read(self, name: str, holding: Holding) -> list[torch.Tensor]:
+        """What a rank's boxes of a tensor hold here, in their order."""
+        self.check(name, holding)
+        stored = self.index.tensors[name]
         wanted = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in holding.chunks]
         filled = [torch.empty(chunk.sizes, dtype=holding.dtype) for chunk in holding.chunks]
         missing = [buffer.numel() for buffer in filled]
-        for item in create_read_items_for_chunk_list(name, stored, wanted):
-            number, source = item.dest_index.index or 0, places[item.storage_index.index or 0]
+        for item in create_read_items_for_chunk_list(name, _metadata(stored), wanted):
+            number, place = item.dest_index.index or 0, stored.chunks[item.storage_index.index or 0]
             target = filled[number][_slices(item.dest_offsets, item.lengths)]
-            target.copy_(self._part(source, _slices(item.storage_offsets, item.lengths)))
+            target.copy_(self._part(place, _slices(item.storage_offsets, item.lengths)))
             missing[number] -= target.numel()
         if any(missing):
             raise RankError(f"the checkpoint {self.folder} has only a part of {name!r}; use an older one")
-        for chunk, buffer in zip(holding.chunks, filled):
-            chunk.write(buffer)
+        return filled
 
-    def _part(self, source: tuple[int, int], slices: tuple[slice, ...]) -> torch.Tensor:
-        rank, number = source
+    def whole(self, name: str) -> torch.Tensor:
+        """A tensor, all of it."""
+        stored = self.index.tensors.get(name)
+        if stored is None or not stored.is_complete:
+            raise RankError(f"the checkpoint {self.folder} has not all of {name!r}; use an older one")
+        for place in stored.chunks:
+            self._part(place, tuple(slice(0, 0) for _ in stored.shape))  # that they are there, before memory is taken
+        found = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+        for chunk, values in zip(whole_holding(found).chunks, self.read(name, whole_holding(found))):
+            chunk.write(values)
+        return found
+
+    def verify(self, rank: int) -> None:
+        """Read all of a rank's file. Raises RankError where it is not as it was written."""
+        places = [place for stored in self.index.tensors.values() for place in stored.chunks if place[2] == rank]
+        with self._reading(rank) as file:
+            sizes = {str(number): list(sizes) for _, sizes, _, number in places}
+            found = _checksum(file.get_tensor(str(number)) for number in range(len(sizes)))
+            if (file.metadata() or {}).get(_SUM) != found:
+                raise SafetensorError("its numbers are not those that were written")
+            if {key: file.get_slice(key).get_shape() for key in file.keys()} != sizes:  # noqa: SIM118
+                raise SafetensorError("it is not of this checkpoint")
+
+    def _part(self, place: Place, slices: tuple[slice, ...]) -> torch.Tensor:
+        """Some elements of a box."""
+        _, sizes, rank, number = place
+        with self._reading(rank) as file:
+            found = file.get_slice(str(number)) if slices else file.get_tensor(str(number))
+            if tuple(found.get_shape() if slices else found.shape) != sizes:
+                raise SafetensorError("it is not of this checkpoint")
+            values: torch.Tensor = found[slices] if slices else found
+            return values
+
+    @contextmanager
+    def _reading(self, rank: int) -> Iterator[Any]:
+        """A rank's file, which stays open."""
         path = self.folder / file_of(rank)
         try:
-            with safe_open(path, framework="pt") as file:
-                found: torch.Tensor = file.get_slice(str(number))[slices] if slices else file.get_tensor(str(number))
-                return found
-        except (OSError, SafetensorError) as error:
-            raise RankError(f"cannot read {path}: {error}; use an older checkpoint") from None
+            if rank not in self._files:
+                self._files[rank] = self._stack.enter_context(safe_open(path, framework="pt"))
+            yield self._files[rank]
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise RankError(f"cannot read {path}: {error}; remove {self.folder} to use the one before") from None
 
 
-def _stored(row: Mapping[str, Any]) -> tuple[TensorStorageMetadata, list[tuple[int, int]]]:
-    chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes, _, _ in row["chunks"]]
-    properties = TensorProperties(dtype=getattr(torch, row["dtype"]))
-    places = [(int(rank), int(number)) for _, _, rank, number in row["chunks"]]
-    return TensorStorageMetadata(properties, torch.Size(row["shape"]), chunks), places
+def _metadata(stored: Stored) -> TensorStorageMetadata:
+    chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes, _, _ in stored.chunks]
+    properties = TensorProperties(dtype=getattr(torch, stored.dtype))
+    return TensorStorageMetadata(properties, torch.Size(stored.shape), chunks)
 
 
 def _slices(offsets: torch.Size, sizes: torch.Size) -> tuple[slice, ...]:

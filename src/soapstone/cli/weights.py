@@ -1,0 +1,34 @@
+"""`soapstone export-weights`: a checkpoint of any strategy as one plain file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ..files import check_writable
+from ..graph import scaled
+from .common import AsJson, print_all, print_json, progress
+
+Folder = Annotated[
+    Path, typer.Argument(help="Where `train --save` or `parallel.save` wrote checkpoints; the newest counts.")
+]
+Output = Annotated[Path, typer.Option("-o", "--output", help="The file: .safetensors, or .pt for torch.load.")]
+
+
+def export_weights(folder: Folder, output: Output = Path("model.safetensors"), as_json: AsJson = False) -> None:
+    """Write the weights of a checkpoint as one plain file, under the model's own names."""
+    from ..runtime.checkpoints import check_kind, whole_state, write_weights
+
+    check_kind(output)
+    check_writable(output)
+    with progress(f"Reading {folder}"):
+        state = whole_state(folder)
+    write_weights(output, state)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    if as_json:
+        print_json({"path": str(output), "tensors": len(state), "bytes": size})
+    else:
+        print_all(f"{len(state)} tensors, {scaled(size, 'B')}, in {escape(str(output))}.")

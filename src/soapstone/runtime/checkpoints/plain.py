@@ -1,0 +1,83 @@
+"""A whole model's weights in one file that other programs read: safetensors, or what `torch.load` takes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ...errors import RankError, SoapstoneError
+from ...files import replacing
+from .folders import latest
+from .storage import Checkpoint
+
+SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth", ".bin")
+
+
+def whole_state(folder: Path) -> dict[str, torch.Tensor]:
+    """The state dict of the newest checkpoint of a folder, under the model's own names."""
+    path = latest(folder)
+    if path is None:
+        raise RankError(f"{folder} has no checkpoint; name the folder that --save named")
+    with Checkpoint(path) as checkpoint:
+        index = checkpoint.index
+        for rank in range(index.ranks):
+            checkpoint.verify(rank)
+        counters = {name: torch.tensor(count) for name, count in index.counters.items()}
+        stored = {own: checkpoint.whole(f"model/{own}") for own in {*index.names.values()} - {*counters}}
+    return {name: (counters | stored)[own] for name, own in index.names.items()}
+
+
+def check_kind(path: Path) -> None:
+    """Raise SoapstoneError unless a file's name says what it is."""
+    if path.suffix not in SAFETENSORS + TORCH:
+        raise SoapstoneError(f"{path} is neither a .safetensors nor a .pt file; name it so")
+
+
+def write_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Write a state dict whole or not at all, as the file's name says. Raises SoapstoneError where it cannot be."""
+    check_kind(path)
+    with replacing(path) as half:
+        try:
+            if path.suffix in TORCH:
+                with half.open("wb") as file:  # torch takes no path that begins with a dot
+                    torch.save(dict(state), file)
+            else:
+                save_file(_apart(state), half)
+        except (SafetensorError, RuntimeError) as error:
+            raise SoapstoneError(f"cannot write {path}: {error}; choose another folder") from None
+
+
+def _apart(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each tensor with memory of its own: tied weights are written under all of their names."""
+    seen: set[int] = set()
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    return found
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The state dict of a plain file; nothing but tensors is ever unpickled. Raises SoapstoneError where it is not
+    one."""
+    check_kind(path)
+    try:
+        state: Any = (
+            load_file(path)
+            if path.suffix in SAFETENSORS
+            else torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+        )
+    except OSError as error:
+        raise SoapstoneError(f"cannot read {path}: {error.strerror or error}") from None
+    except (SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
+        said = str(error).split("\n")[0][:200]
+        raise SoapstoneError(f"{path} holds no plain weights ({said}); save a state_dict of tensors") from None
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise SoapstoneError(f"{path} holds more than tensors by name; save a plain state_dict")
+    return state
