@@ -7,6 +7,7 @@
         ├── StrategyError     a configuration or a strategy
         ├── CaptureError      the model, its inputs or its loss
         └── RankError         the processes of a distributed run
+            └── LostRankError     one of them is gone, or does not come
 
 A message says what is wrong, where, and what to do.
 """
@@ -37,6 +38,10 @@ class CaptureError(SoapstoneError):
 
 class RankError(SoapstoneError):
     """The processes of a run do not agree, or are too few or too many."""
+
+
+class LostRankError(RankError):
+    """Another rank is gone, or does not come."""
 
 
 def meant(name: object, known: Iterable[str], otherwise: str) -> str:

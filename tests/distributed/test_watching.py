@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import soapstone as ss
+from soapstone.runtime.transports.signs import shared_signs
 from soapstone.runtime.transports.watching import Watch
 
 from .launch import run_processes
@@ -16,9 +17,9 @@ from .launch import run_processes
 RANKS = 3
 
 
-def watching(rank: int, aborted: threading.Event) -> Watch:
+def watching(aborted: threading.Event) -> Watch:
     """A rank whose device has work on its way until it is aborted."""
-    return Watch(dist.new_group(backend="gloo"), rank, RANKS, aborted.is_set, aborted.set)
+    return Watch(dist.new_group(backend="gloo"), shared_signs(), aborted.is_set, aborted.set)
 
 
 def test_every_rank_hears_why_one_failed_and_ends_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +27,7 @@ def test_every_rank_hears_why_one_failed_and_ends_its_work(tmp_path: Path, monke
 
     def run(rank: int) -> str:
         aborted = threading.Event()
-        watch = watching(rank, aborted)
+        watch = watching(aborted)
         dist.barrier()
         if rank == 2:
             watch.announce("rank 2 ran out of memory")
@@ -41,9 +42,9 @@ def test_every_rank_hears_why_one_failed_and_ends_its_work(tmp_path: Path, monke
 
 
 def test_a_goodbye_is_no_failure(tmp_path: Path) -> None:
-    def run(rank: int) -> tuple[bool, bool]:
+    def run(_: int) -> tuple[bool, bool]:
         aborted = threading.Event()
-        watch = watching(rank, aborted)
+        watch = watching(aborted)
         dist.barrier()
         watch.close()
         watch.raise_if_lost()

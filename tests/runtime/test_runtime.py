@@ -459,7 +459,7 @@ def test_the_error_of_the_rank_that_failed_first_is_raised() -> None:
         try:
             transport.exchange(None) if rank == 0 else _broken()
         except RuntimeError:
-            transport.fail("out of memory")
+            transport.fail(RuntimeError("out of memory"))
             assert told.wait(30)  # rank 0's error comes first, though it is only the echo
             raise
         finally:

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import SoapstoneError, meant
+from ..errors import LostRankError, SoapstoneError, meant
 from ..files import version
 from . import (
     cluster,
     explaining,
     exporting,
     keeping,
+    planning,
     plotting,
     predict,
     profile,
@@ -50,7 +51,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": exporting.export,
     "export-weights": weights.export_weights,
     "profile": profile.profile,
-    "plan": training.plan_command,
+    "plan": planning.plan_command,
     "calibrate": cluster.calibrate,
     "ranks": cluster.ranks,
     "train": training.train,
@@ -97,6 +98,8 @@ def main() -> None:
     hush(os.environ.get("RANK", "0") != "0")  # one rank says it for all
     try:
         status = app(standalone_mode=False)
+    except LostRankError as error:
+        status = _complain(str(error), at_once=True)  # each rank's log says it
     except SoapstoneError as error:
         more = "" if error.__cause__ is None or is_verbose() else " (--verbose prints all that led to it)"
         status = _complain(str(error) + more)
@@ -152,8 +155,8 @@ def _reworded(error: Any) -> str:
     return f"{sentence.rstrip('.')}; {remedy}"
 
 
-def _complain(sentence: str) -> int:
-    if os.environ.get("RANK", "0") != "0":
+def _complain(sentence: str, *, at_once: bool = False) -> int:
+    if os.environ.get("RANK", "0") != "0" and not at_once:
         time.sleep(PATIENCE)  # where rank 0 makes the same mistake, torchrun ends this rank meanwhile
     sys.stderr.write(f"soapstone: {' '.join(sentence.split())}\n")  # in one piece: other ranks write, too
     return 2

@@ -1,44 +1,43 @@
-"""`soapstone plan` and `train`: what a rank does under a strategy, and doing it. `train` runs under torchrun."""
+"""`soapstone train`: what a strategy does on real ranks, which torchrun starts."""
 
 from __future__ import annotations
 
 import shlex
-import statistics
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from time import perf_counter, perf_counter_ns
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import RankError, SoapstoneError
+from ..errors import RankError
 from ..files import check_writable
-from ..graph import scaled
 from ..loading import load_workload
 from ..report import save_events
-from ..simulator import Throughput, simulate, throughput
+from ..simulator import simulate
 from ..strategy import Strategy
 from ..topology import Topology, is_kind, kind_of
 from .arguments import Case, StrategyName, costs_of, takes_case
-from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, say
-from .predict import described_rates
+from .common import AsJson, print_all, print_json, say
+from .elastic import Elastic, Fallback, check_elastic, given_strategy, searched_strategy, with_fewer_ranks
 from .reporting import ReportFile, check_report, write_report
+from .running import Run, run_steps
 
 if TYPE_CHECKING:
     import torch
 
-    from ..runtime import Parallel, Transport
-    from ..runtime.records import Happening, Record
-    from ..simulator import Simulation
+    from ..runtime import Transport
     from ..tracing import Workload
 
-WARM = 3  # steps that do not count: the first ones record what the others repeat
-MOST_EVENTS = 200
-FAR_OFF = 1.5  # times
 
-RankNumber = Annotated[int, typer.Option("--rank", help="Whose program.")]
+class OnNan(StrEnum):
+    stop = "stop"
+    skip = "skip"
+    ignore = "ignore"
+
+
 Steps = Annotated[int, typer.Option(min=1, help="Steps to time, after a few to warm up.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="The optimizer's learning rate.")]
 Check = Annotated[bool, typer.Option("--check", help="Compare losses and weights with one device first.")]
@@ -53,75 +52,13 @@ SaveFolder = Annotated[
 Every = Annotated[int | None, typer.Option(min=1, help="Steps between checkpoints; without, one at the end.")]
 Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints stay.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")]
-
-
-@takes_case
-def plan_command(
-    case: Case,
-    strategy: StrategyName = "data",
-    rank: RankNumber = 0,
-    everything: Annotated[bool, typer.Option("--all", help=f"Not only the first {MOST_EVENTS} events.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show one rank's program. It lists the segments that it runs, and what it says to whom, in order."""
-    from ..runtime.listing import lines
-    from ..runtime.plan import Plan
-
-    if not 0 <= rank < case.topology.num_devices:
-        raise RankError(f"there is no rank {rank}; {case.topology.num_devices} devices have ranks 0 and up")
-    sim = simulate(case.graph, case.topology, case.strategy(strategy), training=case.training)
-    program = list(lines(Plan(sim, sim.order, case.topology.num_devices), rank))
-    if as_json:
-        names = ("kind", "what", "peers", "bytes", "start")
-        print_json([{name: getattr(line, name) for name in names} for line in program])
-        return
-    headers = ("", "event", "what", "with rank", "bytes", "predicted start")
-    table = Listing(headers, ("", "bytes", "predicted start"), wraps=("what", "with rank"))
-    for number, line in enumerate(program if everything else program[:MOST_EVENTS]):
-        size, start = (
-            scaled(line.bytes, "B") if line.bytes else "",
-            "" if line.start is None else milliseconds(line.start),
-        )
-        table.add_row(str(number), f"[bold]{line.kind}", line.what, ", ".join(map(str, line.peers)), size, start)
-    runs = sum(line.kind in ("forward", "backward") for line in program)
-    more = f" Add --all for the other {len(program) - MOST_EVENTS}." if len(program) > len(table.rows) else ""
-    found = f"{runs} segments and {len(program) - runs} messages, {duration(sim.makespan)} predicted"
-    print_all(table, f"\nRank {rank}: {found}.{more}")
-
-
-@dataclass(frozen=True)
-class Run:
-    """How the user wants to train."""
-
-    steps: int
-    lr: float
-    seed: int
-    dropout: str
-    optimizer: str
-    compiled: bool
-    graphed: bool
-    save: Path | None = None
-    every: int | None = None
-    keep: int = 2
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf"):
-            raise SoapstoneError(f"--lr {self.lr} is no learning rate; use a number above 0")
-        if not -(2**63) <= self.seed < 2**63:
-            raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
-        if self.save is None and (self.resume or self.every is not None):
-            raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
-        if self.save is not None and self.save.exists() and not self.save.is_dir():
-            raise SoapstoneError(f"--save {self.save} is a file; name a folder")
-
-    def saves_after(self, step: int, last: bool) -> bool:
-        return self.save is not None and (last or (self.every is not None and (step + 1) % self.every == 0))
-
-    def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
-        from ..runtime.optimizers import torch_optimizer
-
-        return torch_optimizer(self.optimizer, parameters, self.lr)
+WeightsFile = Annotated[
+    Path | None, typer.Option("--weights", help="Begin with the weights of a .safetensors or .pt file.")
+]
+NanOption = Annotated[
+    OnNan, typer.Option("--on-nan", help="After a loss that is not finite: end, or leave the step out.")
+]
+Timeout = Annotated[float, typer.Option(min=1, help="Seconds that ranks wait for one another.")]
 
 
 @takes_case
@@ -139,6 +76,11 @@ def train(
     every: Every = None,
     keep: Keep = 2,
     resume: Resume = False,
+    elastic: Elastic = False,
+    fallback: Fallback = None,
+    weights: WeightsFile = None,
+    on_nan: NanOption = OnNan.stop,
+    timeout: Timeout = 600.0,
     trace: Trace = None,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -151,14 +93,17 @@ def train(
     if trace is not None:
         check_writable(trace)
     check_report(report)
-    chosen = case.strategy(strategy)
+    check_elastic(elastic, fallback or [])
     wanted = Run(
-        steps, lr, seed, dropout, case.training.optimizer, compiled, graphed, save, every, keep, resume
+        steps, lr, seed, dropout, case.training.optimizer, compiled, graphed, save, every, keep, resume, weights, on_nan
     )  # fmt: skip
-    with joined(by_torchrun(case.topology)) as (transport, place):
+    case, whole = with_fewer_ranks(case) if elastic else case, case.topology
+    given = case.strategy(strategy) if case.topology is whole else given_strategy(case, strategy, fallback or [])
+    with joined(by_torchrun(whole), timeout) as (transport, place):
         import torch
 
         agree(transport, lambda: check_ranks(case.topology, transport.size))
+        chosen = given or searched_strategy(case, transport)
         case = _measured_once(case, chosen, transport)
         torch.manual_seed(seed)
         work = load_workload(case.request)
@@ -166,8 +111,8 @@ def train(
         if check:
             _check(case, work.on(place), chosen, wanted, transport, place)
             work = work.on(torch.device("cpu"))  # so that a GPU has only what the strategy gives it
-        found = _train(case, work, chosen, wanted, transport, place)
-        if transport.rank == 0:
+        found = run_steps(case, work, chosen, wanted, transport, place)
+        if transport.rank == 0 and found is not None:
             if trace is not None:
                 save_events(found.happenings, trace)
             if report is not None:
@@ -208,126 +153,6 @@ def _measured_once(case: Case, strategy: Strategy, transport: Transport) -> Case
     if transport.rank == 0:
         return case
     return replace(case, training=replace(case.training, costs=costs_of("measured", case.topology)))
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What training came to, over all ranks."""
-
-    losses: list[float]
-    seconds: float  # the median step of the slowest rank
-    simulation: Simulation
-    rates: Throughput
-    records: list[Record]
-
-    @property
-    def predicted(self) -> float:
-        return self.simulation.makespan
-
-    @property
-    def happenings(self) -> list[Happening]:
-        """Of the last step, on all ranks."""
-        return [happening for record in self.records for happening in record.happenings]
-
-    def described(self) -> dict[str, Any]:
-        return {
-            "losses": self.losses,
-            "step": self.seconds,
-            "predicted": self.predicted,
-            "throughput": self.rates.samples,
-            **described_rates(self.rates),
-            "idle": [record.idle for record in self.records],
-        }
-
-    def shown(self, case: Case) -> list[Listing | str]:
-        table = Listing(("rank", "device", "idle"), ("idle",))
-        for rank, (record, device) in enumerate(zip(self.records, case.topology.devices)):
-            table.add_row(str(rank), device.name, f"{record.idle:.0%}")
-        return [
-            table,
-            f"\nLoss {self.losses[0]:.6g} at first, {self.losses[-1]:.6g} after {len(self.losses)} steps.",
-            f"[bold]{duration(self.seconds)}[/] a step, {self.rates}; predicted "
-            f"{duration(self.predicted)}, {self.predicted / self.seconds:.2f}x of what was measured.",
-            *self._advice(case),
-        ]
-
-    def _advice(self, case: Case) -> list[str]:
-        """What would bring a prediction that is far off closer."""
-        measured = all(link.summing is not None for link in case.topology.links)  # as calibrate leaves them
-        known = {
-            "`soapstone calibrate` measures the links": measured,
-            "--costs measured measures the ops": case.is_measured,
-        }
-        missing = [what for what, is_known in known.items() if not is_known]
-        near = 1 / FAR_OFF <= self.predicted / self.seconds <= FAR_OFF
-        return [] if near or not missing else [f"For a closer prediction: {', and '.join(missing)}."]
-
-
-def _train(
-    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
-) -> Trained:
-    parallel = _parallel(case, work, strategy, wanted, transport, place)
-    optimizer = wanted.optimizer_of(parallel.parameters())
-    batch = [tensor.to(place) for tensor in work.batch]
-    losses, seconds, record = [], [], None
-    first, end = _resumed(parallel, optimizer, wanted, transport), WARM + wanted.steps
-    for step in range(first, end):
-        last = step == end - 1
-        transport.exchange(None)  # all begin together
-        start, begin = perf_counter(), perf_counter_ns()
-        if last:
-            parallel.watch()
-        loss = parallel.step(*batch)
-        optimizer.step()
-        if place.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize(place)
-        seconds.append(perf_counter() - start)
-        losses.append(loss.item())
-        if last:
-            record = parallel.watched(begin, perf_counter_ns())
-        if transport.rank == 0 and step % max(1, wanted.steps // 5) == 0:
-            say(f"step {step}: loss {losses[-1]:.6g}, {duration(seconds[-1])}")
-        if wanted.save is not None and wanted.saves_after(step, last):
-            parallel.save(wanted.save, optimizer, step=step + 1, keep=wanted.keep)
-    slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:] or seconds))]
-    median = statistics.median(slowest)
-    rates = throughput(case.graph, case.topology, median)
-    return Trained(losses, median, parallel.simulation, rates, transport.exchange(record))
-
-
-def _resumed(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, transport: Transport) -> int:
-    """The step to go on with."""
-    from ..runtime.checkpoints import latest
-
-    if wanted.save is None or not wanted.resume or not any(transport.exchange(latest(wanted.save) is not None)):
-        return 0
-    step = parallel.load(wanted.save, optimizer)
-    if step >= WARM + wanted.steps:
-        raise SoapstoneError(f"{wanted.save} has step {step} already; ask for more than {step - WARM} by --steps")
-    if transport.rank == 0:
-        say(f"Going on from step {step} of {wanted.save}.")
-    return step
-
-
-def _parallel(
-    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
-) -> Parallel:
-    from ..runtime import parallelize
-
-    return parallelize(
-        work,
-        case.graph,
-        case.topology,
-        strategy,
-        dropout=wanted.dropout,
-        transport=transport,
-        device=place,
-        compile=wanted.compiled,
-        cuda_graphs=wanted.graphed,
-        training=case.training,
-    )
 
 
 def _check(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,10 +20,16 @@ from .transports import Pending
 SCATTERS_AHEAD = 1  # reduce-scatters that may travel while the gradients of the next one are made
 
 
-def train(executor: Executor, given: Sequence[Values], sync: bool, agreed: Agreed) -> torch.Tensor:
-    """Forward, backward and gradient sync of one batch, given by microbatch; the loss, or zero where this rank does not
-    hear of it. `agreed` raises where a rank has refused its batch, and gives what all ranks `weigh`; it is asked before
-    anything moves."""
+def train(
+    executor: Executor,
+    given: Sequence[Values],
+    sync: bool,
+    agreed: Agreed,
+    accepts: Callable[[torch.Tensor], bool] | None = None,
+) -> torch.Tensor:
+    """Forward, backward and gradient sync of one batch, given by microbatch; the loss. `agreed` raises where a rank has
+    refused its batch, and gives what all ranks `weigh`; it is asked before anything moves. Buffers stay as they are
+    where `accepts` says no to the loss."""
     iteration = Iteration(executor, given, sync, agreed)
     executor.ready.begin(iteration.completed)
     executor.weights.begin_step()
@@ -31,10 +37,13 @@ def train(executor: Executor, given: Sequence[Values], sync: bool, agreed: Agree
     try:
         with torch.enable_grad():
             iteration.follow()
-        iteration.end()
+        iteration.wait()
+        loss = iteration.loss()
+        if accepts is None or accepts(loss):
+            iteration.set_buffers()
     finally:
         executor.ready.end()  # which would keep this iteration's tensors
-    return iteration.loss()
+    return loss
 
 
 @torch.no_grad()
@@ -85,12 +94,16 @@ class Iteration:
         (one,) = self._microbatches
         return one.kept()
 
-    def end(self) -> None:
-        """Wait for the sums of gradients, and set buffers to their next values."""
+    def wait(self) -> None:
+        """Wait for the sums of gradients."""
         executor, store = self._executor, self._executor.store
         self._agreed()
         executor.timed(WAIT, self._finish_syncs)
         own_memory(executor.unsynced if self._sync else store.leaves())  # for whoever changes them in place
+
+    def set_buffers(self) -> None:
+        """Set buffers to their next values."""
+        executor, store = self._executor, self._executor.store
         values = self._microbatches[-1].values
         executor.updates.apply({key: value for key, value in values.items() if isinstance(key, Update)})
         if store.counters:

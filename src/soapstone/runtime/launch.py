@@ -17,6 +17,7 @@ from .agreement import agree, checksum
 from .compiling import SEGMENT_BYTES
 from .draws import CounterDraws, ReplayDraws
 from .execute import Executor
+from .faults import ON_NAN
 from .parallel import Parallel
 from .plan import Plan, open_connections
 from .store import STORED, Store
@@ -38,6 +39,7 @@ def parallelize(
     transport: Transport | None = None,
     compile: bool = False,
     cuda_graphs: bool = False,
+    on_nan: str = "ignore",
 ) -> Parallel:
     """Make this rank's share of a model under a strategy; every rank calls it.
 
@@ -46,8 +48,9 @@ def parallelize(
     model on the meta device gets its first values here, one shard at a time. Where weights differ, every rank gets
     rank 0's, or an error with `weights="verify"`. `dropout="replay"` draws torch's own masks, going on from its
     generator as it is now. `compile` runs segments through torch.compile, `cuda_graphs` launches each as one CUDA
-    graph, from the second step on; what cannot runs as without it. Raises a SoapstoneError on every rank where any
-    rank's arguments, plan or weights do not fit, before any tensor moves.
+    graph, from the second step on; what cannot runs as without it. `on_nan="stop"` raises on every rank where a loss is
+    not finite; "skip" leaves buffers as they were and drops the gradients, so that an optimizer does nothing. Raises a
+    SoapstoneError on every rank where any rank's arguments, plan or weights do not fit, before any tensor moves.
     """
     place = _place(work, device)
     transport = default_transport(place) if transport is None else transport
@@ -55,6 +58,8 @@ def parallelize(
 
     def prepare() -> tuple[Simulation, list[int]]:
         _check_arguments(work, graph, dropout, weights)
+        if on_nan not in ON_NAN:
+            raise RankError(f"on_nan={on_nan!r} is not known; use {' or '.join(map(repr, ON_NAN))}")
         if cuda_graphs and place.type != "cuda":
             raise RankError(f"CUDA graphs are for ranks on GPUs, but these are on {place}; leave them out")
         if cuda_graphs and strategy.microbatches > 1:
@@ -74,7 +79,7 @@ def parallelize(
         store = Store(simulation, mine, values, place)
         draws = CounterDraws(seed, place) if dropout == "counter" else ReplayDraws(strategy.played, random_state, place)
         executor = Executor(plan, mine, chosen, store, transport, draws, place, compiled=compile, graphed=cuda_graphs)
-        return Parallel(work, executor, store, transport)
+        return Parallel(work, executor, store, transport, on_nan)
 
     parallel = agree(transport, build)
     open_connections(plan, chosen, transport)

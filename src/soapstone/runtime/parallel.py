@@ -18,6 +18,7 @@ from .batch import BatchCheck
 from .clipping import clip_grad_norm
 from .evaluation import Evaluation
 from .execute import Executor, Values
+from .faults import Faults
 from .iteration import train
 from .records import Record, recorded
 from .store import Store
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
 class Parallel:
     """One rank of a model under a strategy. Made by `parallelize`."""
 
-    def __init__(self, work: Workload, executor: Executor, store: Store, transport: Transport) -> None:
+    def __init__(
+        self, work: Workload, executor: Executor, store: Store, transport: Transport, on_nan: str = "ignore"
+    ) -> None:
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.plan.simulation.graph
         self._check = BatchCheck(self._graph, executor.read, executor.microbatches)
         self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
         self._first, self._accumulating = True, False
+        self._steps, self._faults = 0, Faults(executor, on_nan)
         self._idle = nn.Parameter(torch.empty(0, device=executor.place))
 
     @property
@@ -47,7 +51,8 @@ class Parallel:
     def step(self, *batch: Any, sync: bool = True) -> torch.Tensor:
         """Forward, backward and gradient sync. Every rank passes the batch, inputs then targets, whole or cut to its
         `slices`, and gets the same loss. Gradients of the step before are dropped, unless that was one with
-        `sync=False`: then they are added to. Raises RankError on every rank where one rank's batch does not fit."""
+        `sync=False`: then they are added to. Raises RankError on every rank where one rank's batch does not fit, and
+        LostRankError where another rank is gone or does not come."""
         batch = flattened(batch)
         given: list[Values] = []
 
@@ -62,15 +67,24 @@ class Parallel:
             self._compare_first(batch)
         if not self._accumulating:
             self._store.drop_gradients()
+        self._steps += 1
+        self._transport.note(f"in step {self._steps}")
         try:
-            loss = train(self._executor, given, sync, verdict)
+            loss = train(self._executor, given, sync, verdict, self._faults.accepts)
         except BaseException as error:
             if verdict.refused:
                 self._executor.draws.undo()
-            else:
-                self._transport.fail(str(error) or type(error).__name__)
-            raise
+                self._steps -= 1
+                raise
+            if (problem := self._faults.announce(error, self._steps)) is error:
+                raise
+            raise problem from error
+        finally:
+            self._transport.note(f"after step {self._steps}")
         self._accumulating = not sync
+        if self._faults.is_nonfinite:
+            self._faults.handle(self._steps)
+            self._accumulating = False
         return loss
 
     def _check_synced(self) -> None:
@@ -184,7 +198,9 @@ class Parallel:
         Raises RankError on all ranks, before anything changes, where it is damaged or does not fit."""
         from . import checkpoints
 
-        return checkpoints.load(Path(folder), self._executor, self._transport, self._work.model, optimizer)
+        path, model = Path(folder), self._work.model
+        self._steps = checkpoints.load(path, self._executor, self._transport, model, optimizer)
+        return self._steps
 
     def load_weights(self, path: str | Path) -> None:
         """Take a whole model's weights from a plain file: safetensors, or a state dict that `torch.save` wrote."""

@@ -44,7 +44,7 @@ class Saver:
         self._buffers: list[torch.Tensor] = []  # for copies; kept for the next save
         self._thread: threading.Thread | None = None
         self._problem: RankError | None = None
-        self._cancelled = threading.Event()
+        self._cancelled, self._half = threading.Event(), Path()
 
     def begin(
         self, folder: Path, optimizer: torch.optim.Optimizer | None, step: int, keep: int, *, copied: bool
@@ -53,6 +53,7 @@ class Saver:
         ranks where the save before, or the beginning of this one, failed on one."""
         self.finish()
         rank, half = self._transport.rank, folder / f"{HALF}{name_of(step)}"
+        self._half = half
         agree(self._transport, lambda: _begin(folder, half, step, keep) if rank == 0 else None)
         held_here = agree(self._transport, lambda: self._described(optimizer))
         shared = self._transport.exchange((plan_of(held_here), _optimizer_numbers(self._executor, optimizer)))
@@ -72,19 +73,19 @@ class Saver:
         if self._thread is None:
             return
         thread, first = self._thread, self._transport.rank == 0
-        if not first:
-            thread.join()
+        self._thread = None
         try:
+            if not first:
+                thread.join()
             agree(self._transport, lambda: None if first else self._raise())
+            thread.join()  # rank 0's now has all files
+            agree(self._transport, self._raise)
         except SoapstoneError:
             self._cancelled.set()
             thread.join()
+            if first:
+                shutil.rmtree(self._half, ignore_errors=True)
             raise
-        else:
-            thread.join()
-            agree(self._transport, self._raise)
-        finally:
-            self._thread = None
 
     def _raise(self) -> None:
         if self._problem is not None:
@@ -130,7 +131,6 @@ class Saver:
 
         def act() -> None:
             if not self._wait_for(files):
-                shutil.rmtree(half, ignore_errors=True)
                 return
             strategy.save(half / STRATEGY)
             index.write(half)

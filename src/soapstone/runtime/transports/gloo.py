@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ...errors import RankError
 from .groups import gathered_objects, raise_if_peer_lost, shared_groups
 from .protocol import Incoming, Outgoing, Pair, Pending
+from .signs import shared_signs
 
 
 class _Sent(NamedTuple):
@@ -30,6 +31,7 @@ class GlooTransport:
     def __init__(self, place: torch.device | None = None) -> None:
         self.groups = shared_groups()
         self.rank, self.size = self.groups.rank, self.groups.size
+        self._signs = shared_signs()
         self.place = torch.device("cpu") if place is None else place
         self._staged = self.place.type == "cuda"
         self._incoming: dict[int, tuple[torch.Tensor, Any]] = {}
@@ -180,11 +182,14 @@ class GlooTransport:
     def exchange(self, value: Any) -> list[Any]:
         return gathered_objects(value)
 
-    def fail(self, reason: str) -> None:
-        pass  # the process ends with its error, and the peers' pending messages with it
+    def note(self, doing: str) -> None:
+        self._signs.doing = doing
+
+    def fail(self, error: BaseException) -> None:
+        self._signs.announce(error)
 
     def close(self) -> None:
-        pass
+        self._signs.close()
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=self._staged)
@@ -199,6 +204,6 @@ class GlooTransport:
         return tensor.to(self.place) if self._staged else tensor
 
     def _wait(self, work: Any, tensor: torch.Tensor) -> torch.Tensor:
-        with raise_if_peer_lost(self.rank):
+        with raise_if_peer_lost():
             work.wait()
         return tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
@@ -13,8 +14,9 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
-from ...errors import RankError
+from ...errors import LostRankError, RankError
 from .protocol import Pair
+from .signs import shared_signs
 
 MOST_GROUPS = 16  # each has threads, connections or buffers of its own; rarer sets sum by messages
 
@@ -79,21 +81,40 @@ def shared_groups() -> Groups:
 def gathered_objects(value: Any, group: Any = None) -> list[Any]:
     """Every rank's value, by rank."""
     values: list[Any] = [None] * dist.get_world_size()
-    with raise_if_peer_lost(dist.get_rank()):
+    with raise_if_peer_lost():
         dist.all_gather_object(values, value, group=group)
     return values
 
 
+_LATE = re.compile(r"[Tt]imed ?out")
+_LOST = re.compile(r"onnection|[Pp]eer|pipe|readv|writev|abort|NCCL", re.IGNORECASE)
+
+
 @contextmanager
-def raise_if_peer_lost(rank: int) -> Iterator[None]:
-    """Turn torch's error about a peer that is gone into a RankError."""
+def raise_if_peer_lost() -> Iterator[None]:
+    """Turn torch's error about a peer that is gone, or does not come, into a LostRankError that says which."""
+    signs = shared_signs()
+    signs.waiting = True
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        reason = str(error).partition("] ")[2].split("[")[0].strip() or str(error).split("\n")[0]
-        raise RankError(f"rank {rank} lost another rank: {reason}; see that rank's own error, if it left one") from None
+        said = str(error)
+        if not _LATE.search(said) and not _LOST.search(said):
+            raise RankError(f"rank {signs.rank} cannot talk to another: {said.splitlines()[0]}") from None
+        raise LostRankError(signs.why(timed_out=bool(_LATE.search(said)))) from None
+    finally:
+        signs.waiting = False
+
+
+def timeout_of(place: torch.device) -> float:
+    """Seconds that torch.distributed's default group waits for a message."""
+    try:
+        world: Any = dist.group.WORLD
+        return float(world._get_backend(place).options._timeout.total_seconds())
+    except (AttributeError, RuntimeError):
+        return 600.0
 
 
 def _end_groups() -> None:

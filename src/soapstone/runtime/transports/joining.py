@@ -6,14 +6,20 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
-from ...errors import RankError
+from ...errors import LostRankError, RankError
 from ...parts import keep_freed_memory
 from .default import default_transport
+from .ending import ends_on_sigterm
 from .protocol import Transport
+from .signs import Signs, share, shared_signs
+
+TIMEOUT = 600.0  # seconds
 
 
 def _number(name: str, default: int | None) -> int:
@@ -24,10 +30,27 @@ def _number(name: str, default: int | None) -> int:
     return int(text)
 
 
+def _join(backend: str, device: torch.device | None, timeout: timedelta) -> None:
+    """Begin torch.distributed's world. Raises LostRankError where a rank does not come."""
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+    except (RuntimeError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise LostRankError(f"rank 0, or what started the ranks, cannot be reached: {said}") from None
+    signs = Signs(store, rank, size)
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device, timeout=timeout)
+        dist.barrier() if backend == "gloo" else None
+    except RuntimeError:
+        raise LostRankError(signs.why(timed_out=True)) from None
+    share(signs)
+
+
 @contextmanager
-def joined(example: str) -> Iterator[tuple[Transport, torch.device]]:
+def joined(example: str, timeout: float = TIMEOUT) -> Iterator[tuple[Transport, torch.device]]:
     """The transport of this rank, and the device that it computes on: a GPU of its own over NCCL, a shared one over
-    gloo, else the CPU with one thread. Raises RankError where torchrun did not start this; `example` shows how."""
+    gloo, else the CPU with one thread. Another rank is waited for `timeout` seconds. Raises RankError where torchrun
+    did not start this; `example` shows how."""
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise RankError(f"this needs one process for each device; start it with torchrun: {example}")
     local, here = (_number(name, default) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
@@ -40,17 +63,17 @@ def joined(example: str) -> Iterator[tuple[Transport, torch.device]]:
     else:
         torch.set_num_threads(1)
         keep_freed_memory()  # as measured costs have it
-    if gpus >= here:
+    with_nccl = gpus >= here > 0
+    if with_nccl:
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # torch would abort; `watching` says a sentence
-        dist.init_process_group("nccl", device_id=place)
-    else:
-        dist.init_process_group("gloo")
+    _join("nccl" if with_nccl else "gloo", place if with_nccl else None, timedelta(seconds=timeout))
     transport = default_transport(place)
     try:
-        yield transport, place
+        with ends_on_sigterm(shared_signs()):
+            yield transport, place
     except BaseException as error:
-        transport.fail(str(error) or type(error).__name__)
-        if gpus < here:
+        transport.fail(error)
+        if not with_nccl:
             dist.destroy_process_group()
         raise  # the process ends now: to take NCCL down in order could wait for a rank that is gone
     if dist.is_initialized():

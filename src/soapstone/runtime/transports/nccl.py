@@ -8,16 +8,19 @@ share. What the ranks have to say beside tensors goes by gloo, from host to host
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...errors import RankError
-from .groups import Groups, gathered_objects, raise_if_peer_lost
+from .groups import Groups, gathered_objects, raise_if_peer_lost, timeout_of
 from .protocol import Incoming, Outgoing, Pair, Pending, Row
+from .signs import shared_signs
 from .watching import Watch
 
 
@@ -33,8 +36,11 @@ class NcclTransport:
         self._stream = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
         self._connected: set[int] = set()
         self._in_use = deque[tuple[torch.cuda.Event, list[torch.Tensor]]]()  # by the stream, until an event
-        self._host = dist.new_group(backend="gloo")
-        self._watch = Watch(self._host, self.rank, self.size, self._stream.query, self._abort)
+        self._signs, self._timeout = shared_signs(), timeout_of(place)
+        self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
+        self._watch = Watch(self._host, self._signs, self._stream.query, self._abort)
+        self._issued, self._moved = 0, (0, time.monotonic())  # messages, and when there was a new one or none left
+        self._signs.at_each(self._look)
 
     def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
         for ranks in self.groups.make(meetings):  # a first sum connects a group
@@ -135,7 +141,7 @@ class NcclTransport:
 
         def answer() -> tuple[bool, torch.Tensor | None]:
             self._watch.raise_if_lost()
-            with raise_if_peer_lost(self.rank):
+            with raise_if_peer_lost():
                 work.wait()
             return bool(refusals), total()
 
@@ -149,11 +155,23 @@ class NcclTransport:
         self._watch.raise_if_lost()
         return gathered_objects(value, self._host)
 
-    def fail(self, reason: str) -> None:
-        self._watch.announce(reason)
+    def note(self, doing: str) -> None:
+        self._signs.doing = doing
+
+    def fail(self, error: BaseException) -> None:
+        self._watch.announce(self._signs.announce(error))
 
     def close(self) -> None:
         self._watch.close()
+        self._signs.close()
+
+    def _look(self) -> None:
+        """Give up where nothing has moved for as long as the group waits."""
+        issued, since = self._moved
+        if self._stream.query() or issued != self._issued:
+            self._moved = self._issued, time.monotonic()
+        elif time.monotonic() - since > self._timeout:
+            self._watch.lose(self._signs.why(timed_out=True))
 
     def _issue(self, ops: list[dist.P2POp]) -> Callable[[], None]:
         """Exchange messages as one group."""
@@ -166,8 +184,9 @@ class NcclTransport:
         here makes the host wait. Memory of tensors may serve others once compute waits, and not before: the host
         runs ahead of both streams, so it cannot ask what is done."""
         self._watch.raise_if_lost()
+        self._issued += 1
         self._stream.wait_stream(torch.cuda.current_stream(self.place))
-        with torch.cuda.stream(self._stream), raise_if_peer_lost(self.rank):
+        with torch.cuda.stream(self._stream), raise_if_peer_lost():
             act()
             done = self._stream.record_event()
         self._in_use.append((done, tensors))

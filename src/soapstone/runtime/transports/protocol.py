@@ -85,7 +85,10 @@ class Transport(Protocol):
         """Every rank's value, by rank. Not for what happens in each step."""
         ...
 
-    def fail(self, reason: str) -> None:
+    def note(self, doing: str) -> None:
+        """What this rank does from now on, for others that wait for it: "in step 3"."""
+
+    def fail(self, error: BaseException) -> None:
         """Let the other ranks know that this one has given up, as far as this transport can."""
 
     def close(self) -> None:

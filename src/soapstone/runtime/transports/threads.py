@@ -153,7 +153,11 @@ class ThreadTransport:
     def exchange(self, value: Any) -> list[Any]:
         return self._meet(tuple(range(self.size)), Row.EXCHANGE, value)
 
-    def fail(self, reason: str) -> None:
+    def note(self, doing: str) -> None:
+        pass
+
+    def fail(self, error: BaseException) -> None:
+        reason = str(error) or type(error).__name__
         with self.hub.changed:
             self.hub.failure = self.hub.failure or (self.rank, reason)
             self.hub.changed.notify_all()
@@ -202,7 +206,7 @@ def run_threads(
             results[rank] = function(rank, transport)
         except BaseException as error:
             errors[rank] = error
-            transport.fail(str(error) or type(error).__name__)
+            transport.fail(error)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(num_ranks)]
     for thread in threads:

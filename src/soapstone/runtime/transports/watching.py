@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import RankError
+from ...errors import LostRankError
+from .signs import Signs
 
 GRACE = 3.0  # seconds for what is on its way: a rank that ends early has sent all that the others need
 LONGEST = 400  # bytes of a reason
@@ -26,11 +27,10 @@ TAG = 1 << 20
 class Watch:
     """`is_idle` says whether nothing is on its way; `abort` ends what is."""
 
-    def __init__(
-        self, group: Any, rank: int, size: int, is_idle: Callable[[], bool], abort: Callable[[], None]
-    ) -> None:
-        self._group, self._rank, self._size = group, rank, size
+    def __init__(self, group: Any, signs: Signs, is_idle: Callable[[], bool], abort: Callable[[], None]) -> None:
+        self._group, self._signs, self._rank, self._size = group, signs, signs.rank, signs.size
         self._is_idle, self._abort = is_idle, abort
+        rank, size = self._rank, self._size
         self._lost, self._told = "", False
         if size > 1:
             self._note = torch.zeros(LONGEST, dtype=torch.uint8)
@@ -41,7 +41,7 @@ class Watch:
 
     def raise_if_lost(self) -> None:
         if self._lost:
-            raise RankError(self._lost)
+            raise LostRankError(self._lost)
 
     def close(self) -> None:
         """Say goodbye, and wait until the watched rank has, or is gone."""
@@ -67,9 +67,12 @@ class Watch:
             self._work.wait()
             reason = bytes(self._note.tolist()).rstrip(b"\0").decode(errors="replace")
         except RuntimeError:
-            reason = f"rank {self._rank} lost rank {(self._rank + 1) % self._size}; see that rank's own error"
-        if not reason or not dist.is_initialized():  # it, or this one, has ended in good order
-            return
+            reason = self._signs.why(timed_out=False) if dist.is_initialized() else ""
+        if reason and dist.is_initialized():  # else it, or this one, has ended in good order
+            self.lose(reason)
+
+    def lose(self, reason: str) -> None:
+        """Give up, once what is on its way has had time to come."""
         self._lost = reason
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and not self._is_idle():

@@ -1,0 +1,193 @@
+"""The steps of `soapstone train`: how a user wants them, doing them, and what they came to."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SoapstoneError
+from ..simulator import Throughput, throughput
+from ..strategy import Strategy
+from .arguments import Case
+from .common import Listing, duration, say
+from .elastic import restarts
+from .predict import described_rates
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..runtime import Parallel, Transport
+    from ..runtime.records import Happening, Record
+    from ..simulator import Simulation
+    from ..tracing import Workload
+
+WARM = 3  # steps that do not count: the first ones record what the others repeat
+FAR_OFF = 1.5  # times
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the user wants to train."""
+
+    steps: int
+    lr: float
+    seed: int
+    dropout: str
+    optimizer: str
+    compiled: bool
+    graphed: bool
+    save: Path | None = None
+    every: int | None = None
+    keep: int = 2
+    resume: bool = False
+    weights: Path | None = None
+    on_nan: str = "stop"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise SoapstoneError(f"--lr {self.lr} is no learning rate; use a number above 0")
+        if not -(2**63) <= self.seed < 2**63:
+            raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
+        if self.save is None and (self.resume or self.every is not None):
+            raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
+        if self.save is not None and self.save.exists() and not self.save.is_dir():
+            raise SoapstoneError(f"--save {self.save} is a file; name a folder")
+
+    def saves_after(self, step: int, last: bool) -> bool:
+        return self.save is not None and (last or (self.every is not None and (step + 1) % self.every == 0))
+
+    def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
+        from ..runtime.optimizers import torch_optimizer
+
+        return torch_optimizer(self.optimizer, parameters, self.lr)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training came to, over all ranks."""
+
+    losses: list[float]
+    seconds: float  # the median step of the slowest rank
+    simulation: Simulation
+    rates: Throughput
+    records: list[Record]
+
+    @property
+    def predicted(self) -> float:
+        return self.simulation.makespan
+
+    @property
+    def happenings(self) -> list[Happening]:
+        """Of the last step, on all ranks."""
+        return [happening for record in self.records for happening in record.happenings]
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "losses": self.losses,
+            "step": self.seconds,
+            "predicted": self.predicted,
+            "throughput": self.rates.samples,
+            **described_rates(self.rates),
+            "idle": [record.idle for record in self.records],
+        }
+
+    def shown(self, case: Case) -> list[Listing | str]:
+        table = Listing(("rank", "device", "idle"), ("idle",))
+        for rank, (record, device) in enumerate(zip(self.records, case.topology.devices)):
+            table.add_row(str(rank), device.name, f"{record.idle:.0%}")
+        return [
+            table,
+            f"\nLoss {self.losses[0]:.6g} at first, {self.losses[-1]:.6g} after {len(self.losses)} steps.",
+            f"[bold]{duration(self.seconds)}[/] a step, {self.rates}; predicted "
+            f"{duration(self.predicted)}, {self.predicted / self.seconds:.2f}x of what was measured.",
+            *self._advice(case),
+        ]
+
+    def _advice(self, case: Case) -> list[str]:
+        """What would bring a prediction that is far off closer."""
+        measured = all(link.summing is not None for link in case.topology.links)  # as calibrate leaves them
+        known = {
+            "`soapstone calibrate` measures the links": measured,
+            "--costs measured measures the ops": case.is_measured,
+        }
+        missing = [what for what, is_known in known.items() if not is_known]
+        near = 1 / FAR_OFF <= self.predicted / self.seconds <= FAR_OFF
+        return [] if near or not missing else [f"For a closer prediction: {', and '.join(missing)}."]
+
+
+def run_steps(
+    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
+) -> Trained | None:
+    """Train; None where all steps had been done before."""
+    parallel = _parallel(case, work, strategy, wanted, transport, place)
+    optimizer = wanted.optimizer_of(parallel.parameters())
+    batch = [tensor.to(place) for tensor in work.batch]
+    losses, seconds, record = [], [], None
+    first, end = _first_step(parallel, optimizer, wanted, transport), WARM + wanted.steps
+    if first >= end:
+        return None
+    for step in range(first, end):
+        last = step == end - 1
+        transport.exchange(None)  # all begin together
+        start, begin = perf_counter(), perf_counter_ns()
+        if last:
+            parallel.watch()
+        loss = parallel.step(*batch)
+        optimizer.step()
+        if place.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(place)
+        seconds.append(perf_counter() - start)
+        losses.append(loss.item())
+        if last:
+            record = parallel.watched(begin, perf_counter_ns())
+        if transport.rank == 0 and step % max(1, wanted.steps // 5) == 0:
+            say(f"step {step}: loss {losses[-1]:.6g}, {duration(seconds[-1])}")
+        if wanted.save is not None and wanted.saves_after(step, last):
+            parallel.save(wanted.save, optimizer, step=step + 1, keep=wanted.keep, wait=last)
+    slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:] or seconds))]
+    median = statistics.median(slowest)
+    rates = throughput(case.graph, case.topology, median)
+    return Trained(losses, median, parallel.simulation, rates, transport.exchange(record))
+
+
+def _first_step(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, transport: Transport) -> int:
+    """The step to begin with, once weights are what they are to be. Torchrun's restarts go on by themselves."""
+    from ..runtime.checkpoints import latest
+
+    found = wanted.save is not None and any(transport.exchange(latest(wanted.save) is not None))
+    if wanted.save is None or not found:
+        if wanted.weights is not None:
+            parallel.load_weights(wanted.weights)
+        return 0
+    if not wanted.resume and not restarts():
+        raise SoapstoneError(f"{wanted.save} has checkpoints already; add --resume to go on, or name another folder")
+    step = parallel.load(wanted.save, optimizer)
+    if transport.rank == 0:
+        done = "which were all" if step >= WARM + wanted.steps else "to go on from"
+        say(f"{wanted.save} has {step} steps, {done}.")
+    return step
+
+
+def _parallel(
+    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
+) -> Parallel:
+    from ..runtime import parallelize
+
+    return parallelize(
+        work,
+        case.graph,
+        case.topology,
+        strategy,
+        dropout=wanted.dropout,
+        transport=transport,
+        device=place,
+        compile=wanted.compiled,
+        cuda_graphs=wanted.graphed,
+        on_nan=wanted.on_nan,
+        training=case.training,
+    )

@@ -1,0 +1,141 @@
+"""What happens to a run when something happens to one of its ranks."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.faults import Training
+from soapstone.runtime.checkpoints import latest, whole_state
+
+TIMEOUT = 100
+MODEL = ("lenet", "--batch", "8", "--dtype", "float64", "--optimizer", "adamw", "-t", "cpu:1x2")
+
+
+def cache(folder: Path) -> dict[str, str]:
+    return {"SOAPSTONE_CACHE": str(folder / "cache")}
+
+
+def has_saved(folder: Path) -> bool:
+    return latest(folder) is not None
+
+
+def assert_nothing_is_left(training: Training, folder: Path) -> None:
+    assert training.processes() == {}
+    assert not [path for path in folder.rglob("*") if path.name.startswith(".soapstone")]
+
+
+@pytest.mark.timeout(TIMEOUT)
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        (signal.SIGKILL, "rank 1 was killed, or ended without a word, "),
+        (signal.SIGSTOP, "rank 1 was stopped "),
+        pytest.param(signal.SIGTERM, "rank 1 was told to end", marks=pytest.mark.long),
+        pytest.param(signal.SIGSEGV, "rank 1 was killed, or ended without a word, ", marks=pytest.mark.long),
+    ],
+)
+def test_the_other_rank_says_in_a_sentence_what_became_of_one(
+    what: signal.Signals, wanted: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    options = ("--steps", "1000000", "--save", str(saved), "--every", "5", "--timeout", "4")
+    with Training(*MODEL, *options, environment=cache(tmp_path)) as training:
+        assert training.until(lambda: has_saved(saved), TIMEOUT), training.output
+        assert training.send(1, what)
+        if what == signal.SIGSTOP:
+            assert training.until(lambda: bool(training.sentences), TIMEOUT), training.output
+            training.send(1, signal.SIGKILL)  # as torchrun does, half a minute later
+        assert training.end(TIMEOUT) != 0
+        assert any(wanted in line for line in training.sentences), training.output
+        assert "site-packages/soapstone" not in training.output  # no traceback of ours
+        assert training.processes() == {}
+    assert whole_state(saved)
+
+
+@pytest.mark.timeout(TIMEOUT)
+def test_torchrun_restarts_from_the_last_checkpoint_by_itself(tmp_path: Path) -> None:
+    options = ("--steps", "60", "--every", "5", "--json")
+    with Training(*MODEL, *options, "--save", str(tmp_path / "plain"), environment=cache(tmp_path)) as plain:
+        assert plain.end(TIMEOUT) == 0, plain.output
+    killed = ("--save", str(tmp_path / "killed"))
+    with Training(*MODEL, *options, *killed, restarts=1, environment=cache(tmp_path)) as training:
+        assert training.until(lambda: has_saved(tmp_path / "killed"), TIMEOUT), training.output
+        assert training.send(0, signal.SIGKILL)
+        assert training.end(TIMEOUT) == 0, training.output
+        assert "steps, to go on from" in training.output
+        assert_nothing_is_left(training, tmp_path / "killed")
+    for name, tensor in whole_state(tmp_path / "plain").items():
+        torch.testing.assert_close(whole_state(tmp_path / "killed")[name], tensor, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.timeout(TIMEOUT)
+def test_a_full_disk_leaves_the_last_whole_checkpoint(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    with Training(*MODEL, "--steps", "1", "--save", str(saved), environment=cache(tmp_path)) as training:
+        assert training.end(TIMEOUT) == 0, training.output
+    before = whole_state(saved)
+    options = ("--steps", "9", "--every", "2", "--save", str(saved), "--resume")
+    with Training(*MODEL, *options, most_bytes=200_000, environment=cache(tmp_path)) as training:
+        assert training.end(TIMEOUT) != 0
+        assert "cannot write the checkpoint" in training.sentences[0]
+        assert "the last whole one is still there" in training.sentences[0]
+        assert_nothing_is_left(training, saved)
+    assert all(torch.equal(before[name], tensor) for name, tensor in whole_state(saved).items())
+
+
+@pytest.mark.timeout(TIMEOUT)
+@pytest.mark.parametrize("how", ["stop", pytest.param("skip", marks=pytest.mark.long)])
+def test_a_loss_that_is_not_finite_ends_the_run_or_is_skipped(how: str, tmp_path: Path) -> None:
+    options = ("--steps", "5", "--lr", "1e200", "--on-nan", how, "--json")
+    with Training(*MODEL, *options, environment=cache(tmp_path)) as training:
+        assert (training.end(TIMEOUT) == 0) == (how == "skip")
+        if how == "stop":
+            assert "the loss of step" in training.sentences[0]
+            assert "is not finite" in training.sentences[0]
+        assert training.processes() == {}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.timeout(2 * TIMEOUT)
+def test_a_run_goes_on_with_the_nodes_that_are_left(tmp_path: Path) -> None:
+    saved, endpoint = tmp_path / "saved", f"127.0.0.1:{free_port()}"
+    launcher = (
+        "--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint,
+        "--rdzv-conf", "join_timeout=20,last_call_timeout=2", "--local-addr", "127.0.0.1",
+    )  # fmt: skip
+    options = ("--steps", "300", "--every", "5", "--save", str(saved), "--elastic", "--timeout", "8", "-s", "data")
+
+    def node() -> Training:
+        return Training(*MODEL, *options, restarts=3, launcher=launcher, environment=cache(tmp_path))
+
+    with node() as first:
+        first.until(lambda: "rendezvous" in first.output.lower(), 3)
+        with node() as second:
+            assert first.until(lambda: has_saved(saved), TIMEOUT), first.output + second.output
+        assert first.end(TIMEOUT) == 0, first.output  # the second is gone, torchrun and all
+        assert "steps, to go on from" in first.output
+    with Training(*MODEL, "--steps", "300", "--save", str(tmp_path / "plain"), environment=cache(tmp_path)) as plain:
+        assert plain.end(TIMEOUT) == 0
+    found = whole_state(saved)
+    for name, tensor in whole_state(tmp_path / "plain").items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-7, atol=1e-9)
+
+
+def test_a_hang_is_a_failure_of_these_tests(tmp_path: Path) -> None:
+    with (
+        Training(*MODEL, "--steps", "1000000", environment=cache(tmp_path)) as training,
+        pytest.raises(subprocess.TimeoutExpired),
+    ):
+        training.end(0.1)
+    assert training.processes() == {}
