@@ -35,7 +35,6 @@ class Training:
             env={**os.environ, **quiet, **(environment or {})},
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
             preexec_fn=lambda: _limit(most_bytes, memory),
         )
 
@@ -43,13 +42,15 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for process in self.processes().values():
+        self.kill()
+        self._log.close()
+
+    def kill(self) -> None:
+        """End torchrun and its ranks, which are in sessions of their own, all at once."""
+        for process in (self.process.pid, *self.processes().values()):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         self.process.wait()
-        self._log.close()
 
     def processes(self) -> dict[int, int]:
         """The process of each rank that there is now."""

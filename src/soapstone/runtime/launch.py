@@ -16,6 +16,7 @@ from ..tracing import Workload
 from .agreement import agree, checksum
 from .compiling import SEGMENT_BYTES
 from .draws import CounterDraws, ReplayDraws
+from .elementwise import watch_optimizers
 from .execute import Executor
 from .faults import ON_NAN
 from .parallel import Parallel
@@ -77,6 +78,7 @@ def parallelize(
     def build() -> Parallel:
         values = materialised(work.model, seed) if is_meta(work.model) else state_of(work.model).items()
         store = Store(simulation, mine, values, place)
+        watch_optimizers(store)
         draws = CounterDraws(seed, place) if dropout == "counter" else ReplayDraws(strategy.played, random_state, place)
         executor = Executor(plan, mine, chosen, store, transport, draws, place, compiled=compile, graphed=cuda_graphs)
         return Parallel(work, executor, store, transport, on_nan)
