@@ -81,8 +81,11 @@ def trained(name: str, shard: str) -> list[torch.Tensor]:
         graph = ss.capture(works[0])
     topology = ss.Topology.parse("cpu:1x2")
     data = ss.baselines.data_parallel(graph, topology)
+    half = Configuration({"channel": 2}, (0, 1))
     rows = {
-        n: Configuration(c.degrees, c.devices, shard=shard) for n, c in data.items() if graph.trains[graph.index(n)]
+        op.name: half if shard == "channel" else Configuration({"sample": 2}, (0, 1), shard=shard)
+        for op, tensors in zip(graph.ops, graph.trains)
+        if tensors
     }
 
     def run(rank: int, transport: ThreadTransport) -> list[torch.Tensor]:
@@ -108,10 +111,10 @@ def test_whole_parameters_train_as_on_one_device(name: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Lamb", "Adafactor", "Muon"])
-def test_parts_of_parameters_are_refused_in_a_sentence(name: str) -> None:
+@pytest.mark.parametrize(("name", "shard"), [("Lamb", "all"), ("Adafactor", "optimizer"), ("Muon", "channel")])
+def test_parts_of_parameters_are_refused_in_a_sentence(name: str, shard: str) -> None:
     with pytest.raises(ss.SoapstoneError, match=rf"{name} computes with whole parameters, but '0.weight' is cut"):
-        trained(name, "all")
+        trained(name, shard)
 
 
 def test_an_own_elementwise_optimizer_takes_parts() -> None:

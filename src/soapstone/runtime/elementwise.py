@@ -76,7 +76,8 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
 
 
 def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
-    return [piece.clone() for piece in tensor.reshape(-1).split([13, 35])]
+    flat = tensor.reshape(-1)
+    return [flat[:13].clone(), flat[13:].clone()]
 
 
 def _stepped(

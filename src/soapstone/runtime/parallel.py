@@ -193,12 +193,17 @@ class Parallel:
 
         return Saver(self._executor, self._transport, self._work.model)
 
-    def load(self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None) -> int:
-        """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks; its step.
-        Raises RankError on all ranks, before anything changes, where it is damaged or does not fit."""
+    def load(
+        self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None, *, missing_ok: bool = False
+    ) -> int:
+        """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks; its step, or
+        0 where there is none and that is fine. Raises RankError on all ranks, before anything changes, where it is
+        damaged or does not fit."""
         from . import checkpoints
 
         path, model = Path(folder), self._work.model
+        if missing_ok and not any(self._transport.exchange(checkpoints.latest(path) is not None)):
+            return 0
         self._steps = checkpoints.load(path, self._executor, self._transport, model, optimizer)
         return self._steps
 
