@@ -12,11 +12,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from ...errors import RankError, SoapstoneError
@@ -31,7 +32,7 @@ from .index import NAME, Index, Optimizer, places, plain_numbers
 from .storage import file_of, picked, plan_of, sync, without_copies, write_tensors
 
 STRATEGY = "strategy.json"  # that it was saved under
-PATIENCE = 60.0  # seconds that a file of another rank is waited for after this rank has ended
+PATIENCE = 60.0  # seconds without a byte from any rank
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: how it computes, not what
 _LOOK = 0.02  # seconds between two looks
 
@@ -42,8 +43,8 @@ class Saver:
     def __init__(self, executor: Executor, transport: Transport, model: nn.Module) -> None:
         self._executor, self._transport, self._model = executor, transport, model
         self._buffers: list[torch.Tensor] = []  # for copies; kept for the next save
-        self._thread: threading.Thread | None = None
-        self._problem: RankError | None = None
+        self._thread = ThreadPoolExecutor(1, "soapstone save")
+        self._writing: Future[None] | None = None
         self._cancelled, self._half = threading.Event(), Path()
 
     def begin(
@@ -70,26 +71,19 @@ class Saver:
 
     def finish(self) -> None:
         """Wait until the save that has begun is whole. Raises RankError on all ranks where one could not write."""
-        if self._thread is None:
+        if self._writing is None:
             return
-        thread, first = self._thread, self._transport.rank == 0
-        self._thread = None
+        writing, first = self._writing, self._transport.rank == 0
+        self._writing = None
         try:
-            if not first:
-                thread.join()
-            agree(self._transport, lambda: None if first else self._raise())
-            thread.join()  # rank 0's now has all files
-            agree(self._transport, self._raise)
+            agree(self._transport, lambda: None if first else _result(writing))
+            agree(self._transport, lambda: _result(writing))  # rank 0's, which has all files now
         except SoapstoneError:
             self._cancelled.set()
-            thread.join()
+            wait([writing])
             if first:
                 shutil.rmtree(self._half, ignore_errors=True)
             raise
-
-    def _raise(self) -> None:
-        if self._problem is not None:
-            raise self._problem
 
     def _described(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Holding]:
         """All that this rank could write; what no rank reads is rank 0's."""
@@ -130,8 +124,8 @@ class Saver:
         files = [half / file_of(rank) for rank in range(self._transport.size)]
 
         def act() -> None:
-            if not self._wait_for(files):
-                return
+            if not self._wait_for(half, files):
+                raise RankError("the files of other ranks did not come")
             strategy.save(half / STRATEGY)
             index.write(half)
             for name in (half / STRATEGY, half / NAME, half):
@@ -142,29 +136,36 @@ class Saver:
 
         return act
 
-    def _wait_for(self, files: list[Path]) -> bool:
-        """Whether all files have come; not where another rank could not write, or is gone."""
-        ended = float("inf")
+    def _wait_for(self, half: Path, files: list[Path]) -> bool:
+        """Whether all files have come; not where another rank could not write, or nothing has been written for long."""
+        written, since = 0, time.monotonic()
         while not all(path.exists() for path in files):
-            if not threading.main_thread().is_alive():
-                ended = min(ended, time.monotonic() + PATIENCE)
-            if self._cancelled.wait(_LOOK) or time.monotonic() > ended:
+            if (now := _bytes_in(half)) != written:
+                written, since = now, time.monotonic()
+            if self._cancelled.wait(_LOOK) or time.monotonic() > since + PATIENCE:
                 return False
         return True
 
     def _start(self, act: Callable[[], None]) -> None:
-        self._problem = None
         self._cancelled.clear()
+        self._writing = self._thread.submit(act)
 
-        def run() -> None:
-            try:
-                act()
-            except (OSError, SafetensorError, SoapstoneError) as error:
-                what = getattr(error, "strerror", None) or str(error)
-                self._problem = RankError(f"cannot write the checkpoint: {what}; the last whole one is still there")
 
-        self._thread = threading.Thread(target=run, name="soapstone save")
-        self._thread.start()
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):  # it has its name now
+            total += path.stat().st_size
+    return total
+
+
+def _result(writing: Future[None]) -> None:
+    """Wait for a thread's work. Raises RankError where it failed."""
+    try:
+        writing.result()
+    except Exception as error:
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise RankError(f"cannot write the checkpoint: {what}; the last whole one is still there") from None
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ...errors import LostRankError
 from .signs import Signs
 
-GRACE = 2.0  # seconds in which the main thread may end by itself
+GRACE = 1.0  # seconds in which the main thread may end by itself
 
 
 @contextmanager
@@ -38,7 +39,15 @@ def ends_on_sigterm(signs: Signs) -> Iterator[None]:
 def _listen(reader: int, signs: Signs, over: threading.Event) -> None:
     while (heard := os.read(reader, 1)) and heard[0] != signal.SIGTERM:
         pass
-    if heard and not over.wait(GRACE):
-        sys.stderr.write(f"soapstone: rank {signs.rank} was told to end: {signs.why(timed_out=False)}\n")
-        sys.stderr.flush()
-        os._exit(1)
+    if not heard:
+        return
+    try:
+        news = signs.news()
+        signs.announce(LostRankError(news or f"rank {signs.rank} was ended by SIGTERM {signs.doing}"))
+        if not over.wait(GRACE):
+            why = f"another rank failed: {news}" if news else "by SIGTERM, and no rank has failed"
+            sys.stderr.write(f"soapstone: rank {signs.rank} was told to end: {why}\n")
+            sys.stderr.flush()
+    finally:
+        if not over.is_set():
+            os._exit(1)

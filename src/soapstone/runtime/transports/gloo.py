@@ -42,12 +42,14 @@ class GlooTransport:
     def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
         self.groups.make(meetings)
 
+    @raise_if_peer_lost()
     def expect(self, message: Incoming) -> None:
         if message.row in self._incoming:  # the first of two would take the message
             raise RankError("a step did not come to its end on this rank; begin anew with all ranks")
         buffer = self._buffer(message.shape, message.dtype)
         self._incoming[message.row] = (buffer, dist.irecv(buffer, message.source, tag=message.row))
 
+    @raise_if_peer_lost()
     def round(self, number: int, outgoing: Sequence[Outgoing], incoming: Sequence[Incoming]) -> list[Pending]:
         for message in incoming:
             if message.row not in self._incoming:
@@ -77,6 +79,7 @@ class GlooTransport:
     def _arrival(self, buffer: torch.Tensor, work: Any) -> Pending:
         return lambda: self._back(self._wait(work, buffer))
 
+    @raise_if_peer_lost()
     def all_reduce(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         tensor = self._readable(tensor)
         if ranks not in self.groups:
@@ -99,6 +102,7 @@ class GlooTransport:
 
         return total
 
+    @raise_if_peer_lost()
     def reduce_scatter(self, row: int, rows: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         rows = self._readable(rows)
         if ranks not in self.groups:
@@ -107,6 +111,7 @@ class GlooTransport:
         work = self.groups[ranks]._reduce_scatter_base(own, rows.view(-1))
         return self._arrival(own, work)
 
+    @raise_if_peer_lost()
     def all_gather(self, row: int, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         tensor = self._readable(tensor)
         rows = self._buffer((len(ranks), *tensor.shape), tensor.dtype)
@@ -155,6 +160,7 @@ class GlooTransport:
         self._swapped += [(given[other], dist.isend(given[other], other, tag=row)) for other in others]
         return works
 
+    @raise_if_peer_lost()
     def poll(
         self, refused: bool, weights: torch.Tensor | None, count: int
     ) -> Callable[[], tuple[bool, torch.Tensor | None]]:

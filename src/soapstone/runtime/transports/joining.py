@@ -16,6 +16,7 @@ from ...errors import LostRankError, RankError
 from ...parts import keep_freed_memory
 from .default import default_transport
 from .ending import ends_on_sigterm
+from .meeting import own_store
 from .protocol import Transport
 from .signs import Signs, share, shared_signs
 
@@ -34,13 +35,15 @@ def _join(backend: str, device: torch.device | None, timeout: timedelta) -> None
     """Begin torch.distributed's world. Raises LostRankError where a rank does not come."""
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
+        store = own_store(store, rank, size, timeout.total_seconds())
+    except LostRankError:
+        raise
     except (RuntimeError, ValueError) as error:
         said = str(error).splitlines()[0]
         raise LostRankError(f"rank 0, or what started the ranks, cannot be reached: {said}") from None
     signs = Signs(store, rank, size)
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device, timeout=timeout)
-        dist.barrier() if backend == "gloo" else None
     except RuntimeError:
         raise LostRankError(signs.why(timed_out=True)) from None
     share(signs)

@@ -23,8 +23,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ...errors import LostRankError
+from .meeting import own_store
 
 BEAT = 1.0  # seconds between two signs
+JOINING = 600.0  # seconds in which all ranks must come
 PATIENCE = 4.0  # seconds in which a rank that is gone must be found out
 _NOTE = "failure"
 _GONE = "was killed, or ended without a word,"
@@ -97,6 +99,15 @@ class Signs:
         self._leave(found)
         return found
 
+    def news(self) -> str:
+        """What is known of a failure by now, found in a second or two; nothing where there is none."""
+
+        def look() -> str:
+            time.sleep(BEAT / 2)  # for a note that is being written
+            return self._note() or _accused(self._read(), set(), timed_out=False)
+
+        return _within(2 * BEAT, look) or ""
+
     def _beat(self) -> None:
         try:
             while not self._closed.wait(BEAT) and not self._is_over():
@@ -121,8 +132,8 @@ class Signs:
     def _inquire(self, timed_out: bool) -> str:
         start, first = time.monotonic(), self._read()
         while True:
-            if self._asked.check([_NOTE]):
-                return str(self._asked.get(_NOTE).decode())
+            if note := self._note():
+                return note
             now, since = self._read(), time.monotonic() - start
             silent = {rank for rank, sign in first.items() if since > 3 * BEAT and sign.number == now[rank].number}
             if found := _accused(now, silent, timed_out):
@@ -131,6 +142,9 @@ class Signs:
                 absent = [rank for rank in range(self.size) if rank not in now and rank != self.rank]
                 return _unknown(now, absent, timed_out)
             time.sleep(BEAT / 10)
+
+    def _note(self) -> str:
+        return str(self._asked.get(_NOTE).decode()) if self._asked.check([_NOTE]) else ""
 
     def _read(self) -> dict[int, Sign]:
         """The other ranks' last signs."""
@@ -178,7 +192,10 @@ def _within(seconds: float, act: Callable[[], Any]) -> Any:
             return
 
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # there is no memory for a thread
+        return None
     thread.join(seconds)
     return found[0] if found else None
 
@@ -187,10 +204,12 @@ _shared: list[tuple[Any, Signs]] = []  # one at most, with the world that they a
 
 
 def shared_signs() -> Signs:
-    """Those of torch.distributed's present world."""
+    """Those of torch.distributed's present world; all ranks make them together."""
     world: Any = dist.group.WORLD
     if not _shared or _shared[0][0]() is not world:
-        share(Signs(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        store = own_store(dist.distributed_c10d._get_default_store(), rank, size, JOINING)
+        share(Signs(store, rank, size))
     return _shared[0][1]
 
 
