@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import platform
 import re
+import stat
 import sysconfig
 import time
 import zlib
@@ -25,11 +27,11 @@ from typing import Any
 
 from . import _core
 from .errors import SoapstoneError
-from .files import HALF, shortened, write_atomically
+from .files import HALF, parse_json, read_bytes, shortened, write_atomically
 from .graph import OperatorGraph
 
 LIMIT = 2 * 2**30  # bytes
-LARGEST = 2**30  # bytes of a graph that is read
+LARGEST = 2**29  # bytes of a graph that is read
 STALE = 3600.0  # seconds after which nobody goes on writing a file
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _PACKAGE = Path(__file__).parent
@@ -59,9 +61,11 @@ def entries() -> dict[Path, os.stat_result]:
     found = {}
     for path in (folder() / "graphs").glob("*.json*"):
         try:
-            found[path] = path.stat()
+            about = path.lstat()
         except OSError:  # another process removed it
             continue
+        if not stat.S_ISDIR(about.st_mode):
+            found[path] = about
     return dict(sorted(found.items(), key=lambda item: (-item[1].st_mtime_ns, item[0].name)))
 
 
@@ -82,7 +86,7 @@ def find(request: dict[str, Any]) -> OperatorGraph | None:
         if any(_stamp(Path(name)) != stamp for name, stamp in entry["sources"].items()):
             return None
         graph = OperatorGraph.from_data(entry["graph"], str(path))
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
         return None
     _touch(path)
     return graph
@@ -100,10 +104,17 @@ def keep(request: dict[str, Any], graph: OperatorGraph, sources: dict[str, str |
     entry = {"request": request, "sources": sources, "graph": graph.to_data()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(path)
         write_atomically(path, gzip.compress(json.dumps(entry).encode(), 3, mtime=0))
         _drop_oldest(path.parent)
     except (SoapstoneError, OSError):
         pass
+
+
+def _make_room(path: Path) -> None:
+    """Remove a link, a pipe or an empty folder that has an entry's name: writing would follow, wait or fail."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _path(request: dict[str, Any]) -> Path:
@@ -126,17 +137,17 @@ def _stamp(path: Path) -> str | None:
         if any(path.is_relative_to(place) for place in _INSTALLED):
             found = path.stat()
             return f"{found.st_size} {found.st_mtime_ns}"
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    except (OSError, ValueError):
         return None
 
 
 def _read(path: Path) -> Any:
-    with gzip.open(path) as file:
+    with gzip.open(io.BytesIO(read_bytes(path))) as file:
         text = file.read(LARGEST + 1)
     if len(text) > LARGEST:
         raise ValueError("it is none of ours")
-    return json.loads(text)
+    return parse_json(text)
 
 
 def _touch(path: Path) -> None:

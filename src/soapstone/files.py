@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import reprlib
+import stat
 import tempfile
 import types
 import typing
@@ -20,9 +21,12 @@ from typing import Any
 from .errors import SoapstoneError
 
 MAX_BYTES = 256 * 2**20
+MAX_VALUES = 2**23  # of a JSON file: each takes some hundred bytes of memory
+MAX_DEPTH = 32  # of values that have no type
 HALF = ".soapstone-"  # how the names of files begin that are being written
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxother = 78
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)  # only the process can be asked, by setting it
 
@@ -49,7 +53,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """An empty file that takes a path's place once it is written. Raises SoapstoneError where it cannot be."""
-    path = checked_path(path).resolve()  # a link stays a link
+    path = _resolved(checked_path(path))  # a link stays a link
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=HALF)
         os.close(handle)
@@ -66,6 +70,14 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
 
 
+def _resolved(path: Path) -> Path:
+    """Where it leads. Raises SoapstoneError where links go in a circle."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        raise SoapstoneError(f"cannot write {path}: it links to itself; choose another name") from None
+
+
 def _write_through(path: Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
@@ -79,7 +91,7 @@ def check_writable(path: str | Path) -> None:
     try:
         if path.is_dir():
             raise SoapstoneError(f"cannot write {path}: it is a folder; choose another name")
-        if not path.exists():
+        if not _resolved(path).exists():
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another name or folder") from None
@@ -102,7 +114,7 @@ def unused_path(path: Path) -> Path:
 def shortened(value: object) -> str:
     """What it is, in few characters: a hostile file's value may be endless."""
     try:
-        return f"{_SHORT.repr(value):.60}"
+        return f"{_SHORT.repr(value):.80}"
     except ValueError:  # Python writes no number of more than some thousand digits
         return f"a very large {type(value).__name__}"
 
@@ -111,32 +123,64 @@ def files_beside(path: str | Path, *suffixes: str) -> list[str]:
     """The names of files of these kinds in the folder of a path: one of them may have been meant."""
     try:
         return sorted(file.name for file in Path(path).parent.iterdir() if file.suffix in suffixes)
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 
-def checked_path(path: str | Path) -> Path:
+def checked_path(path: str | os.PathLike[str]) -> Path:
     """Raise SoapstoneError unless this can be a path."""
-    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
-        raise SoapstoneError(f"{shortened(path)} is not a path")
-    return Path(path)
+    try:
+        if b"\0" not in os.fsencode(path):
+            return Path(path)
+    except (TypeError, UnicodeError):
+        pass
+    raise SoapstoneError(f"{shortened(path)} is not a path")
+
+
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """What a plain file holds. Raises SoapstoneError where it is something else or too large, and OSError where reading
+    fails."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for somebody to write
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise SoapstoneError(f"{path} is not a plain file; name one")
+        with open(handle, "rb", closefd=False) as file:
+            data = file.read(most + 1) if about.st_size <= most else b""
+    finally:
+        os.close(handle)
+    if max(about.st_size, len(data)) > most:
+        raise SoapstoneError(f"{path} is larger than {most >> 20} MiB; it is not one of our files")
+    return data
 
 
 def read_json(path: str | Path) -> Any:
     """Return the parsed file. Raises SoapstoneError where it is missing, too large or no JSON."""
     path = checked_path(path)
     try:
-        if path.exists() and not path.is_file():
-            raise SoapstoneError(f"{path} is not a plain file")
-        if path.stat().st_size > MAX_BYTES:
-            raise SoapstoneError(f"{path} is larger than {MAX_BYTES >> 20} MiB; it is not one of our files")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_bytes(path))
     except OSError as error:
         raise SoapstoneError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, SoapstoneError):
-            raise
+    except SoapstoneError:
+        raise
+    except ValueError as error:
         raise SoapstoneError(f"{path} is not valid JSON ({error}); write it anew") from None
+
+
+def parse_json(data: bytes) -> Any:
+    """What JSON holds. Raises ValueError that says in a few words what is wrong."""
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"it has more than {MAX_VALUES} values")
+    try:
+        return json.loads(data.decode())
+    except UnicodeDecodeError:
+        raise ValueError("it is not text") from None
+    except RecursionError:
+        raise ValueError("it has too many lists inside one another") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # Python reads none of more than some thousand
+        raise ValueError("a number has too many digits") from None
 
 
 def encode(value: Any) -> Any:
@@ -174,7 +218,7 @@ def _decoder(kind: Any) -> Decoder:
     """What checks and converts data of a type; made once for each type, as a graph has many thousands of values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return lambda data: data
+        return _untyped
     if origin in (typing.Union, types.UnionType):
         inner = _decoder(next(option for option in arguments if option is not type(None)))
         return lambda data: None if data is None else inner(data)
@@ -188,11 +232,25 @@ def _decoder(kind: Any) -> Decoder:
     return _plain(kind)
 
 
+def _untyped(data: Any) -> Any:
+    """As it is: what reads it later goes into it by recursion."""
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        level = [item for value in level if isinstance(value, dict | list) for item in _items(value)]
+        if not level:
+            return data
+    raise _MisfitError(f"has more than {MAX_DEPTH} lists or objects inside one another")
+
+
+def _items(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
 def _plain(kind: type) -> Decoder:
     def convert(data: Any) -> Any:
         if type(data) is kind:
             return data
-        if kind is float and type(data) is int:
+        if kind is float and type(data) is int and abs(data) < 2**1000:
             return float(data)
         raise _MisfitError(f"must be of type {kind.__name__}, not {shortened(data)}")
 
@@ -231,7 +289,7 @@ def _fields(kind: Any) -> Decoder:
     def convert(data: Any) -> Any:
         for key in _object(data):
             if key not in fields:
-                raise _MisfitError(f"has an unknown key {key!r}; known: {', '.join(fields)}")
+                raise _MisfitError(f"has an unknown key {shortened(key)}; known: {', '.join(fields)}")
         for name in needed:
             if name not in data:
                 raise _MisfitError(f"lacks the key {name!r}")
@@ -248,7 +306,7 @@ def _each(items: list[tuple[int | str, Decoder, Any]]) -> list[Any]:
         for place, item, data in items:  # noqa: B007  read below
             found.append(item(data))
     except _MisfitError as misfit:
-        misfit.path.append(f"[{place}]" if isinstance(place, int) else f".{place}")
+        misfit.path.append(f"[{place}]" if isinstance(place, int) else f".{place:.80}")
         raise
     return found
 

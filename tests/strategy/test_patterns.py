@@ -33,8 +33,8 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 @cache
-def zoo_graph(name: str) -> ss.OperatorGraph:
-    return ss.capture(ss.zoo.load(name, batch=4, **SMALL[name]))
+def zoo_graph(name: str, batch: int = 4) -> ss.OperatorGraph:
+    return ss.capture(ss.zoo.load(name, batch=batch, **SMALL[name]))
 
 
 def test_every_model_of_the_zoo_is_tried() -> None:
@@ -132,9 +132,53 @@ def test_a_misspelt_dim_is_refused(name: str, tmp_path: Path) -> None:
         ss.Strategy.load(path, captured("cnn"), TOPOLOGY)
 
 
-def test_a_misspelt_op_is_noted(tmp_path: Path) -> None:
+def written(tmp_path: Path, **content: Any) -> Path:
     path = tmp_path / "s.json"
-    rows = {"stemm": {"devices": "1"}}
-    path.write_text(json.dumps({"kind": "soapstone strategy", "format": 2, "default": {"devices": "0"}, "ops": rows}))
-    (note,) = ss.Strategy.load(path, captured("cnn"), TOPOLOGY).notes
-    assert "it names 'stemm', which this graph does not have; did you mean stem?" in note
+    path.write_text(json.dumps({"kind": "soapstone strategy", "format": 2, **content}))
+    return path
+
+
+UNKNOWN: dict[str, tuple[tuple[str, ...], str]] = {
+    "a misspelt op": (("stemm",), r"it names 'stemm', which this graph does not have; did you mean stem\? --fit"),
+    "a pattern": (("stem", "layers.*"), r"it names 'layers\.\*', which this graph does not have; --fit, or fit=True"),
+    "many": (tuple(f"layer{i}" for i in range(9)), r"'layer5' and 3 more, which this graph does not have"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_rows_for_ops_that_are_not_there_are_refused_unless_asked_for(name: str, tmp_path: Path) -> None:
+    rows, sentence = UNKNOWN[name]
+    path = written(tmp_path, default={"devices": "0"}, ops={row: {"devices": "1"} for row in rows})
+    graph = captured("cnn")
+    with pytest.raises(ss.SoapstoneError, match=f"does not apply: .*{sentence}"):
+        ss.Strategy.load(path, graph, TOPOLOGY)
+    found = ss.Strategy.load(path, graph, TOPOLOGY, fit=True)
+    assert found["stem"].devices == ((1,) if "stem" in rows else (0,))
+    by_default = len(graph.ops) - ("stem" in rows)
+    assert f"which this graph does not have; {'did you mean stem? ' * (name == 'a misspelt op')}" in found.notes[0]
+    assert f"{by_default} of {len(graph.ops)} ops take its default; it still applies" in found.notes[0]
+
+
+def test_fitting_does_not_make_up_for_a_default(tmp_path: Path) -> None:
+    path = written(tmp_path, ops={"stem": {"devices": "1"}, "stemm": {"devices": "1"}})
+    with pytest.raises(ss.SoapstoneError, match=r"it has no configuration for .*, and no default"):
+        ss.Strategy.load(path, captured("cnn"), TOPOLOGY, fit=True)
+
+
+def test_a_pattern_whose_ops_all_have_better_rows_is_noted(tmp_path: Path) -> None:
+    rows = {"ste*": {"devices": "1"}, "stem": {"devices": "2"}}
+    (note,) = ss.Strategy.load(
+        written(tmp_path, default={"devices": "0"}, ops=rows), captured("cnn"), TOPOLOGY
+    ).notes  # fmt: skip
+    assert "no op takes 'ste*', since other rows are more specific; it still applies" in note
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_file_for_another_batch_needs_no_fitting(seed: int, tmp_path: Path) -> None:
+    few, many = zoo_graph("rnnlm"), zoo_graph("rnnlm", 8)
+    strategy = ss.baselines.random(few, TOPOLOGY, seed=seed)
+    strategy.save(tmp_path / "s.json")
+    found = ss.Strategy.load(tmp_path / "s.json", many, TOPOLOGY)
+    assert dict(found) == dict(strategy)
+    (note,) = found.notes
+    assert "it was made for graph" in note

@@ -36,6 +36,7 @@ from .common import (
     request_of,
     say,
 )
+from .made_for import check_made_for
 
 TopologyName = Annotated[
     str,
@@ -52,6 +53,7 @@ StrategyName = Annotated[
         "-s", "--strategy", help=f"{', '.join(BASELINES)}, or a strategy file.", autocompletion=completion.strategies
     ),
 ]
+Fit = Annotated[bool, typer.Option("--fit", help="Let a strategy file name ops that the model does not have.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")]
 StrategyFile = Annotated[
     str, typer.Argument(metavar="STRATEGY", help=f"A strategy file, or one of {', '.join(BASELINES)}.")
@@ -63,6 +65,7 @@ BucketBytes = Annotated[
         min=0, help="Sum gradients in buckets of this size; 0: one by one. By default 4 MiB on CPUs, 25 on GPUs."
     ),
 ]
+BATCHES = {"batch", "batch_per_device"}  # of which a user gives one
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Case:
     topology: Topology
     training: Training
     arguments: Mapping[str, Any]  # that it was read from: `read_case(**arguments)` is this case again
+    fit: bool = False  # whether a strategy file may name ops that the model does not have
 
     @property
     def graph(self) -> OperatorGraph:
@@ -113,7 +117,7 @@ class Case:
         found = [
             baseline(name, self.graph, self.topology)
             if is_baseline(name)
-            else Strategy.load(name, self.graph, self.topology)
+            else Strategy.load(name, self.graph, self.topology, fit=self.fit)
             for name in names
         ]
         for note in (note for strategy in found for note in strategy.notes):
@@ -149,16 +153,17 @@ def read_case(
     batch_norm: BatchNorm = "global",
     fresh: Fresh = False,
     costs: CostsName = "analytic",
+    fit: Fit = False,
 ) -> Case:
     arguments = {
         "model": model, "topology": topology, "batch": batch, "batch_per_device": batch_per_device, "dtype": dtype,
         "amp": amp, "sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "optimizer": optimizer,
         "bucket_bytes": bucket_bytes, "costs": costs,
     }  # fmt: skip
-    return case_on(topology_of(topology), arguments, fresh)
+    return case_on(topology_of(topology), arguments, fresh, fit)
 
 
-def case_on(machines: Topology, arguments: Mapping[str, Any], fresh: bool = False) -> Case:
+def case_on(machines: Topology, arguments: Mapping[str, Any], fresh: bool = False, fit: bool = False) -> Case:
     """The case of these arguments of `read_case` on machines that bear the topology's name."""
     given = dict(arguments)
     training = Training(costs_of(given["costs"], machines), given["optimizer"], given["bucket_bytes"])
@@ -167,7 +172,7 @@ def case_on(machines: Topology, arguments: Mapping[str, Any], fresh: bool = Fals
         given["batch_per_device"], machines, given["amp"],
     )  # fmt: skip
     check_request(request)
-    return Case(request, cache(lambda: captured(request, fresh)), machines, training, given)
+    return Case(request, cache(lambda: captured(request, fresh)), machines, training, given, fit)
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,7 @@ class Unplaced:
 
     arguments: Mapping[str, Any]
     fresh: bool
+    fit: bool
 
     @property
     def topology(self) -> str | None:
@@ -183,7 +189,7 @@ class Unplaced:
         return None if named is None else str(named)
 
     def on(self, machines: Topology, name: str, **changes: Any) -> Case:
-        return case_on(machines, {**self.arguments, "topology": name, **changes}, self.fresh)
+        return case_on(machines, {**self.arguments, "topology": name, **changes}, self.fresh, self.fit)
 
 
 def topology_of(name: str) -> Topology:
@@ -211,8 +217,7 @@ def costs_of(name: str, topology: Topology) -> Costs:
 
 def takes_case(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter is a Case, as one with all the options that a case is read from."""
-    asked = list(inspect.signature(read_case).parameters.values())
-    return _asking(command, asked, get_type_hints(read_case, include_extras=True), read_case)
+    return _asking(command, _asked(command), get_type_hints(read_case, include_extras=True), read_case)
 
 
 def takes_unplaced(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -221,14 +226,15 @@ def takes_unplaced(**defaults: Any) -> Callable[[Callable[..., None]], Callable[
     hints = get_type_hints(read_case, include_extras=True)
     hints["topology"] = _optional(hints["topology"])
     defaults = {"topology": None, **defaults}
-    asked = [
-        p.replace(default=defaults.get(p.name, p.default)) for p in inspect.signature(read_case).parameters.values()
-    ]
 
-    def read(fresh: bool, **given: Any) -> Unplaced:
-        return Unplaced(given, fresh)
+    def read(fresh: bool, fit: bool = False, **given: Any) -> Unplaced:
+        return Unplaced(given, fresh, fit)
 
-    return lambda command: _asking(command, asked, hints, read)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        asked = [p.replace(default=defaults.get(p.name, p.default)) for p in _asked(command)]
+        return _asking(command, asked, hints, read)
+
+    return decorate
 
 
 def takes_strategy(command: Callable[..., None]) -> Callable[..., None]:
@@ -237,22 +243,27 @@ def takes_strategy(command: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(read_case, include_extras=True)
     hints = {name: _optional(hint) for name, hint in hints.items() if name != "return"}
     hints["model"] = Annotated[str | None, typer.Option("--model", help="Where the strategy's file does not say it.")]
-    asked = [p.replace(default=None) for p in inspect.signature(read_case).parameters.values()]
+    asked = [p.replace(default=None) for p in _asked(command)]
 
     def read(strategy: str, **given: Any) -> Case:
         options = {name: value for name, value in given.items() if value is not None}
         made_for = {} if is_baseline(strategy) else arguments_in(strategy)
-        if "batch" in options or "batch_per_device" in options:
-            made_for = {name: value for name, value in made_for.items() if name not in ("batch", "batch_per_device")}
+        said = options.keys() | (BATCHES if BATCHES & options.keys() else set())
+        made_for = {name: value for name, value in made_for.items() if name not in said}
+        check_made_for(strategy, made_for, hints)
         known = made_for | options
         if "model" not in known or "topology" not in known:
             raise SoapstoneError(f"{strategy} does not say what it was made for; add --model MODEL and -t TOPOLOGY")
-        unknown = [name for name in known if name not in hints]
-        if unknown:
-            raise SoapstoneError(f"{strategy} was made for a {unknown[0]!r}, which this version does not know")
         return read_case(**known)
 
     return _asking(command, asked, hints, read, passes=("strategy",))
+
+
+def _asked(command: Callable[..., None]) -> list[inspect.Parameter]:
+    """What a case is read from: --fit only for a command that takes strategies."""
+    takes_files = {"strategy", "start"} & inspect.signature(command).parameters.keys()
+    asked = inspect.signature(read_case).parameters.values()
+    return [parameter for parameter in asked if parameter.name != "fit" or takes_files]
 
 
 def _asking(

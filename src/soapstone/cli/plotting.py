@@ -10,7 +10,7 @@ import typer
 
 from ..baselines import BASELINES
 from ..errors import SoapstoneError
-from ..files import read_json
+from ..files import decode, read_json
 from ..report.plots import check_picture, plot_curves, plot_predictions, plot_scaling
 from ..searching import check_arguments, search
 from ..simulator import simulate
@@ -21,6 +21,8 @@ from .common import progress, say, takes_volume
 Picture = Annotated[Path, typer.Option("-o", "--output", help="The picture: a name that ends in .png or .svg.")]
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What a command with --json printed.")]
 Title = Annotated[str, typer.Option(help="Above the picture.")]
+
+MOST_SECONDS = 1e9
 
 app = typer.Typer(help="Draw plots: scaling over devices, search curves, steps as predicted and measured.")
 
@@ -80,8 +82,8 @@ def curves(files: Files, output: Picture, title: Title = "The best strategy so f
     check_picture(output)
     found = {}
     for path in files:
-        history = _read(path, "history", "search --json")
-        found[path.stem] = [(float(seconds), float(makespan)) for _, seconds, makespan in history]
+        history = _read(path, "history", "search --json", tuple[tuple[int, float, float], ...])
+        found[path.stem] = [_checked(path, seconds, makespan) for _, seconds, makespan in history]
     plot_curves(found, title, output)
     say(f"Written to {output}.")
 
@@ -91,16 +93,23 @@ def curves(files: Files, output: Picture, title: Title = "The best strategy so f
 def predictions(files: Files, output: Picture, title: Title = "Steps as predicted and as measured") -> None:
     """Predicted against measured steps, from what `train --json` printed."""
     check_picture(output)
-    rows = [
-        (path.stem, float(_read(path, "predicted", "train --json")), float(_read(path, "step", "train --json")))
-        for path in files
-    ]
+    rows = []
+    for path in files:
+        times = (_read(path, name, "train --json", float) for name in ("predicted", "step"))
+        rows.append((path.stem, *_checked(path, *times)))
     plot_predictions(rows, title, output)
     say(f"Written to {output}.")
 
 
-def _read(path: Path, name: str, command: str) -> Any:
+def _read(path: Path, name: str, command: str, kind: Any) -> Any:
     data = read_json(path)
     if not isinstance(data, dict) or not data.get(name):
         raise SoapstoneError(f"{path} has no {name!r}; it must hold what `soapstone {command}` printed")
-    return data[name]
+    return decode(kind, data[name], f"{path}: {name}")
+
+
+def _checked(path: Path, first: float, second: float) -> tuple[float, float]:
+    """Raise SoapstoneError unless both are seconds."""
+    if not (0 <= first < MOST_SECONDS and 0 <= second < MOST_SECONDS):
+        raise SoapstoneError(f"{path} has {first:g} and {second:g}, which are not seconds; print it anew")
+    return first, second

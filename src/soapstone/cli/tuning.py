@@ -132,7 +132,7 @@ def _starts(case: Case, path: Path, start: list[str]) -> list[Strategy]:
     found = case.strategies(*start)
     if path.is_file() and path.stat().st_size:
         try:
-            before = Strategy.load(path, case.graph, case.topology)
+            before = Strategy.load(path, case.graph, case.topology, fit=case.fit)
         except SoapstoneError as error:
             raise SoapstoneError(f"{error}; name another file with -o") from None
         say(f"{path} is there: it races, too{'' if before.measured is None else f'. It took {before.measured}'}.")

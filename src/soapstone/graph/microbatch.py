@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..errors import GraphError
+from ..files import shortened
 from .operator_graph import OperatorGraph
 from .ops import Draw, Factor, Op, Step, Tensor, Value
 
@@ -37,8 +38,8 @@ Sizes = tuple[int, ...]
 def microbatch(graph: OperatorGraph, count: int) -> OperatorGraph:
     """The graph of one of so many microbatches. Raises GraphError where the batch does not divide, or its samples meet
     other than in a sum. Where a microbatch is one sample, its dim stays, with size 1."""
-    if count < 1:
-        raise GraphError(f"a batch cannot be cut into {count} microbatches; use a divisor of it")
+    if not 1 <= count < 2**31:
+        raise GraphError(f"a batch cannot be cut into {shortened(count)} microbatches; use a divisor of it")
     if count > 1 and all(axis is None for axis in graph.settings.batch_dims):
         raise GraphError("no input of the graph has an axis of samples, so there is no batch to cut")
     if count == 1:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import GraphError, meant
-from ..files import decode, encode, read_json, write_atomically
+from ..files import decode, encode, read_json, shortened, write_atomically
 from .facts import Facts, facts_of
 from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
 from .storages import kept_values, storages
@@ -166,15 +166,11 @@ class OperatorGraph:
 
     @cached_property
     def native(self) -> _core.Graph:
-        native = _core.Graph()
-        for t, read_type in zip(self.tensors, self.read_types):
-            if t.source not in _SOURCES:
-                raise ValueError(f"tensor {t.name!r} has the unknown source {t.source!r}")
-            sizes = ITEM_SIZES[t.dtype], ITEM_SIZES[read_type]
-            native.add_tensor(_SOURCES[t.source], *sizes, t.grad, [[n] for n in t.shape])
-        for op in self.ops:
-            _add_op(native, op, self.tensors)
-        return native
+        """The core's own copy. Raises GraphError where the graph does not hold together."""
+        try:
+            return _build_native(self)
+        except ValueError as error:
+            raise GraphError(str(error)) from None
 
     def save(self, path: str | Path) -> None:
         """Write the graph as JSON; `load` needs neither the model nor torch."""
@@ -195,7 +191,8 @@ class OperatorGraph:
         if not isinstance(data, dict) or data.get("kind") != "soapstone graph":
             raise GraphError(f"{where} is not a saved graph; write one with graph.save(path)")
         if (found := data.get("format")) != FORMAT:
-            raise GraphError(f"{where} has graph format {found}, this version reads {FORMAT}; capture the model anew")
+            said = f"{where} has graph format {shortened(found)}, this version reads {FORMAT}"
+            raise GraphError(f"{said}; capture the model anew")
         data = {key: item for key, item in data.items() if key not in ("kind", "format")}
         try:
             graph: OperatorGraph = decode(cls, data, "graph")
@@ -224,25 +221,64 @@ def _without_places(data: Any) -> Any:
 
 
 def _check(graph: OperatorGraph) -> None:
-    """Raise ValueError where a graph does not hold together; the core checks the ops."""
+    """Raise ValueError where a graph does not hold together; the core checks the ops' dims and indices."""
     for tensor in graph.tensors:
         if tensor.dtype not in ITEM_SIZES:
-            raise ValueError(f"tensor {tensor.name!r} has the unknown dtype {tensor.dtype!r}")
+            raise ValueError(f"tensor {shortened(tensor.name)} has the unknown dtype {shortened(tensor.dtype)}")
     if len({op.name for op in graph.ops}) != len(graph.ops):
         raise ValueError("two ops have one name")
     for index in (*graph.inputs, graph.loss, *(o.tensor for op in graph.ops for o in op.updates)):
         if not 0 <= index < len(graph.tensors):
-            raise ValueError(f"there is no tensor {index}")
+            raise ValueError(f"there is no tensor {shortened(index)}")
     if graph.tensors[graph.loss].source != "op" or not any(
         o.tensor == graph.loss for op in graph.ops for o in op.outputs
     ):
         raise ValueError("no op makes the loss")
+    for index, axis in zip(graph.inputs, graph.settings.batch_dims):
+        if axis is not None and not 0 <= axis < len(graph.tensors[index].shape):
+            raise ValueError(f"an input has no axis {shortened(axis)}")
+    for op in graph.ops:
+        _check_op(op, len(graph.draws))
     graph.native  # noqa: B018  builds the core's graph, which checks all indices inside ops
+    for op in graph.ops:
+        read = {value for step in op.steps for value in step.inputs}
+        if any(operand.value not in read for operand in op.inputs):  # the core asks nobody for it, and looks for it
+            raise ValueError(f"op {shortened(op.name)} has an input that it does not read")
+
+
+def _check_op(op: Op, num_draws: int) -> None:
+    """Raise ValueError for what the core does not look at."""
+    where = f"op {shortened(op.name)}"
+    for value in op.values:
+        if value.dtype not in ITEM_SIZES:
+            raise ValueError(f"{where} has the unknown dtype {shortened(value.dtype)}")
+    for number in (op.flops, op.extra, *(step.flops for step in op.steps)):
+        if not 0 <= number < 2**63:
+            raise ValueError(f"{where} has {shortened(number)} flops or bytes")
+    for value_index in (*op.saved, *(operand.value for operand in op.updates)):
+        if not 0 <= value_index < len(op.values):
+            raise ValueError(f"{where} has no value {shortened(value_index)}")
+    for step in op.steps:
+        if "draw" in step.args and step.args["draw"] not in range(num_draws):
+            raise ValueError(f"{where} draws a mask that is not there")
+
+
+def _build_native(graph: OperatorGraph) -> _core.Graph:
+    native = _core.Graph()
+    for t, read_type in zip(graph.tensors, graph.read_types):
+        if t.source not in _SOURCES:
+            raise ValueError(f"tensor {shortened(t.name)} has the unknown source {shortened(t.source)}")
+        sizes = ITEM_SIZES[t.dtype], ITEM_SIZES[read_type]
+        native.add_tensor(_SOURCES[t.source], *sizes, t.grad, [[n] for n in t.shape])
+    for op in graph.ops:
+        _add_op(native, op, graph.tensors)
+    return native
 
 
 def _add_op(native: _core.Graph, op: Op, tensors: Sequence[Tensor]) -> None:
     try:
         storage, kept = storages(op), kept_values(op, tensors)
+        head_dtype = op.values[op.steps[op.head].outputs[0]].dtype
     except IndexError:
         raise ValueError(f"op {op.name!r} names a tensor or a value that is not there") from None
     outer = {o.value for o in (*op.inputs, *op.outputs)}
@@ -258,7 +294,6 @@ def _add_op(native: _core.Graph, op: Op, tensors: Sequence[Tensor]) -> None:
         for step in op.steps
     ]
     combine = op.combine or Combine("sum", (), ())
-    head_dtype = op.values[op.steps[op.head].outputs[0]].dtype
     native.add_op(
         [[list(axis) for axis in value.factoring] for value in op.values],
         steps,

@@ -16,6 +16,7 @@ from ..graph import Op
 
 Native = tuple[list[int], list[int], int, bool, int]  # degrees, devices, number of shard, is recomputed, in flight
 SHARDS = ("none", "optimizer", "all")  # in the core's order
+MOST_DEGREES = 100  # more than any op has dims
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,18 @@ class Configuration:
             raise StrategyError(f"recompute must be true or false, not {shortened(self.recompute)}")
         if self.in_flight is not None and (type(self.in_flight) is not int or not 1 <= self.in_flight < 2**31):
             raise StrategyError(f"in_flight must be a whole number from 1 up, not {shortened(self.in_flight)}")
+        if len(self.degrees) > MOST_DEGREES:
+            raise StrategyError(f"there are {len(self.degrees)} degrees, which no op has dims for")
         for name, degree in self.degrees.items():
-            if type(degree) is not int or degree < 1:
-                raise StrategyError(f"the degree of {name!r} must be a whole number from 1 up, not {degree!r}")
+            if type(degree) is not int or not 1 <= degree < 2**31:
+                what = f"the degree of {shortened(name)}"
+                raise StrategyError(f"{what} must be a whole number from 1 up, not {shortened(degree)}")
         kept = {name: degree for name, degree in sorted(self.degrees.items()) if degree > 1}
         object.__setattr__(self, "degrees", MappingProxyType(kept))
         object.__setattr__(self, "devices", tuple(self.devices))
         if self.num_parts != len(self.devices):
             raise StrategyError(
-                f"degrees {kept} make {self.num_parts} parts, but {len(self.devices)} devices are named; "
+                f"degrees {shortened(kept)} make {self.num_parts} parts, but {len(self.devices)} devices are named; "
                 "name one device a part, in row-major order of the parts"
             )
 
@@ -99,14 +103,16 @@ class Configuration:
             if dim is None:
                 known = ", ".join(d.name for d in op.dims) or "none"
                 remedy = meant(name, [d.name for d in op.dims], f"its dims are: {known}")
-                raise StrategyError(f"{where} splits {name!r}, which it does not have; {remedy}")
+                raise StrategyError(f"{where} splits {shortened(name)}, which it does not have; {remedy}")
             if not dim.splittable:
                 raise StrategyError(f"{where} splits {name!r}, which is needed whole; give it degree 1")
             if degree > dim.size:
                 raise StrategyError(f"{where} splits {name!r} of size {dim.size} in {degree}; use at most {dim.size}")
         for device in self.devices:
             if type(device) is not int or not 0 <= device < num_devices:
-                raise StrategyError(f"{where} names device {device!r}; the topology has 0 to {num_devices - 1}")
+                raise StrategyError(
+                    f"{where} names device {shortened(device)}; the topology has 0 to {num_devices - 1}"
+                )
 
     def fitted(self, op: Op) -> Configuration:
         """The nearest that is legal for an op: dims that it cannot split stay whole, degrees end at a dim's size, and

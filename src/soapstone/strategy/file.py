@@ -6,7 +6,8 @@
 
 An op takes the row of its own name, else the most specific pattern that fits it, else the default. A row under an op's
 own name must be legal for it; a pattern's or the default's is fitted: dims that the op cannot split stay whole, but one
-of its ops must have each. Devices are a list in row-major order of the parts, or a range, "0-15" or "0-12:4".
+of its ops must have each. Every row must name ops of the graph, unless the reader asks for those that do with `fit`.
+Devices are a list in row-major order of the parts, or a range, "0-15" or "0-12:4".
 A row may also have "shard": "optimizer" or "all", for the parameters of its ops, "recompute": true, and "in_flight":
 how many of the file's "microbatches" are in flight at a time.
 `made_for` is written by `save` and compared when the file is read; `predicted` and `measured` are what `soapstone tune`
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ from ..graph import Op, OperatorGraph, microbatch
 from ..topology import Topology
 from .configuration import Configuration, written
 from .measured import Measured, record_in, recorded
-from .patterns import assigned, folded
+from .patterns import assigned, fits, folded, is_pattern
 
 KIND, FORMAT = "soapstone strategy", 2
+MOST_LISTED = 6  # names, in a sentence
+MOST_PATTERNS, LONGEST_NAME = 10_000, 1000  # each op is held against each
 _PLAIN = (str, int, float, list)
 _KEYS = ("kind", "format", "made_for", "predicted", "measured", "microbatches", "default", "ops")
 _ROW_KEYS = ("devices", "degrees", "shard", "recompute", "in_flight")
@@ -66,21 +69,28 @@ def _lines(data: dict[str, Any], margin: str = " ") -> str:
 
 
 def read(
-    path: str | Path, graph: OperatorGraph, topology: Topology
+    path: str | Path, graph: OperatorGraph, topology: Topology, *, fit: bool = False
 ) -> tuple[dict[str, Configuration], int, tuple[str, ...], Record]:
     """A configuration for every op, how many microbatches there are, what differs from what the file was made for, and
-    what was predicted and measured, which is nothing where something differs. Raises StrategyError."""
+    what was predicted and measured, which is nothing where something differs. Raises StrategyError; with `fit` not for
+    rows that name ops which the graph does not have."""
     data = _content(path)
     if not isinstance(rows := data.get("ops", {}), dict):
         raise StrategyError(f"{path}: 'ops' must be an object with a configuration for each op or pattern")
-    named = {name: _configuration(path, f"op {name!r}", row) for name, row in rows.items()}
-    default = _configuration(path, "the default", data["default"]) if "default" in data else None
-    notes = _differences(data.get("made_for"), graph, topology)
+    if sum(map(is_pattern, rows)) > MOST_PATTERNS or any(len(name) > LONGEST_NAME for name in rows):
+        raise StrategyError(
+            f"{path} has more than {MOST_PATTERNS} patterns, or one of more than {LONGEST_NAME} letters"
+        )
+    notes, count = _differences(path, data.get("made_for"), graph, topology), topology.num_devices
     try:
+        named = {name: _configuration(f"op {shortened(name)}", row, count) for name, row in rows.items()}
+        default = _configuration("the default", data["default"], count) if "default" in data else None
         played = _cut(graph, data.get("microbatches", 1))
-        found = _assign(named, default, played, notes)
+        takes = assigned(named, default, played)
+        notes += _unmatched(named, takes, played, fit)
+        found = _fitted(named, default, takes, played)
         for op in played.ops:
-            found[op.name].check(op, topology.num_devices)
+            found[op.name].check(op, count)
     except StrategyError as error:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise StrategyError(f"{path} does not apply: {error}{why}") from None
@@ -118,17 +128,35 @@ def _content(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def _assign(
-    named: Mapping[str, Configuration], default: Configuration | None, graph: OperatorGraph, notes: list[str]
-) -> dict[str, Configuration]:
-    takes = assigned(named, default, graph)
+Takes = Mapping[str, str | None]  # the row of each op; None: the default
+
+
+def _unmatched(named: Mapping[str, Configuration], takes: Takes, graph: OperatorGraph, fit: bool) -> list[str]:
+    """What to say of rows that no op takes. Raises StrategyError for an op that takes none, and unless `fit`, for rows
+    that name no op."""
     if missing := [op.name for op in graph.ops if op.name not in takes]:
         raise StrategyError(f"it has no configuration for {_some(missing)}, and no default")
     used = set(takes.values())
-    if unused := [name for name in named if name not in used]:
-        known = [] if set(unused[0]) & set("*?[") else [op.name for op in graph.ops]
-        remedy = meant(unused[0], known, "")
-        notes.append(f"it names {_some(unused)}, which this graph does not have{remedy and '; ' + remedy}")
+    unused = [name for name in named if name not in used]
+    unknown = [name for name in unused if not is_pattern(name) or not any(fits(op, name) for op in graph.ops)]
+    notes = []
+    if shadowed := [name for name in unused if name not in unknown]:
+        notes.append(f"no op takes {_some(shadowed)}, since other rows are more specific")
+    if unknown:
+        known = [] if is_pattern(unknown[0]) else [op.name for op in graph.ops]
+        guess = meant(unknown[0], known, "")
+        names = f"it names {_some(unknown)}, which this graph does not have; {guess}{guess and ' '}"
+        if not fit:
+            raise StrategyError(f"{names}--fit, or fit=True in Python, applies all else that it says")
+        by_default = sum(row is None for row in takes.values())
+        notes.append(f"{names}{by_default} of {len(graph.ops)} ops take its default")
+    return notes
+
+
+def _fitted(
+    named: Mapping[str, Configuration], default: Configuration | None, takes: Takes, graph: OperatorGraph
+) -> dict[str, Configuration]:
+    """What each op takes, as far as it can be split so."""
     found: dict[str, Configuration] = {}
     for row in dict.fromkeys(takes.values()):
         configuration = default if row is None else named[row]
@@ -157,14 +185,14 @@ def _made_for(graph: OperatorGraph, topology: Topology, arguments: Mapping[str, 
     return {**found, "arguments": given} if given else found
 
 
-def _differences(made_for: Any, graph: OperatorGraph, topology: Topology) -> list[str]:
+def _differences(path: str | Path, made_for: Any, graph: OperatorGraph, topology: Topology) -> list[str]:
     if made_for is None:
         return []
     if not isinstance(made_for, dict):
-        raise StrategyError("'made_for' must be an object, as save writes it")
+        raise StrategyError(f"{path}: 'made_for' must be an object, as save writes it")
     notes, here = [], _made_for(graph, topology)
     if made_for.get("graph") != here["graph"]:
-        was, now = (f"graph {m.get('graph')} of {m.get('ops')} ops" for m in (made_for, here))
+        was, now = (f"graph {_called(m.get('graph'))} of {_called(m.get('ops'))} ops" for m in (made_for, here))
         notes.append(f"it was made for {was}, this is {now}")
     if made_for.get("devices") != here["devices"]:
         was, now = (_counted(m.get("devices")) for m in (made_for, here))
@@ -173,14 +201,19 @@ def _differences(made_for: Any, graph: OperatorGraph, topology: Topology) -> lis
 
 
 def _counted(kinds: Any) -> str:
-    if not isinstance(kinds, dict):
+    if not isinstance(kinds, dict) or len(kinds) > MOST_LISTED:
         return shortened(kinds)
-    return " and ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return " and ".join(f"{_called(count)} {_called(kind)}" for kind, count in kinds.items())
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(map(repr, listed[:6])) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
+def _called(value: object) -> str:
+    """As it is where it is a short name, else shortened."""
+    return value if isinstance(value, str) and len(value) < 60 and value.isprintable() else shortened(value)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(map(shortened, names[:MOST_LISTED])) + more
 
 
 def _row(configuration: Configuration) -> dict[str, Any]:
@@ -192,22 +225,27 @@ def _row(configuration: Configuration) -> dict[str, Any]:
     return {**row, "in_flight": configuration.in_flight} if configuration.in_flight else row
 
 
-def _configuration(path: str | Path, what: str, row: object) -> Configuration:
+def _configuration(what: str, row: object, num_devices: int) -> Configuration:
     if not isinstance(row, dict) or not set(row) <= set(_ROW_KEYS) or "devices" not in row:
         raise StrategyError(
-            f"{path}: {what} must have 'devices', may have {', '.join(map(repr, _ROW_KEYS[1:]))}, and nothing else"
+            f"{what} must have 'devices', may have {', '.join(map(repr, _ROW_KEYS[1:]))}, and nothing else"
         )
     try:
-        return Configuration(**{**row, "devices": _read(row["devices"])})
+        return Configuration(**{**row, "devices": _read(row["devices"], num_devices)})
     except StrategyError as error:
-        raise StrategyError(f"{path}: {what}: {error}") from None
+        raise StrategyError(f"{what}: {error}") from None
 
 
-def _read(devices: object) -> tuple[int, ...]:
+def _read(devices: object, num_devices: int) -> tuple[int, ...]:
+    """What a range or a list says. Raises StrategyError where a range leaves the topology: a short one names a million
+    devices."""
     if isinstance(devices, list):
         return tuple(devices)
     match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?", devices) if isinstance(devices, str) else None
-    if match is None or match[3] == "0":
+    if match is None or int(match[3] or 1) == 0:
         raise StrategyError(f"devices must be a list of numbers, or a range such as '0-12:4', not {shortened(devices)}")
     first = int(match[1])
-    return tuple(range(first, int(match[2] or first) + 1, int(match[3] or 1)))
+    found = range(first, int(match[2] or first) + 1, int(match[3] or 1))
+    if beyond := next((device for device in found if device >= num_devices), None):
+        raise StrategyError(f"it names device {beyond}; the topology has 0 to {num_devices - 1}")
+    return tuple(found)

@@ -20,6 +20,7 @@ from ..graph import Op, OperatorGraph
 from .configuration import Configuration
 
 Rows = dict[str, Configuration]
+_WILD = frozenset("*?[")
 MOST_NUMBERS = 4  # of a name, in patterns that keep some of them
 
 
@@ -27,13 +28,23 @@ def assigned(
     rows: Mapping[str, Configuration], default: Configuration | None, graph: OperatorGraph
 ) -> dict[str, str | None]:
     """The row that each op takes, by name; None for the default. Where there is none either, the op is left out."""
-    patterns = sorted((name for name in rows if name not in graph), key=_specificity, reverse=True)
+    named = (name for name in rows if is_pattern(name) and name not in graph)
+    patterns = sorted(named, key=_specificity, reverse=True)
     found: dict[str, str | None] = {}
     for op in graph.ops:
-        row = op.name if op.name in rows else next((p for p in patterns if fnmatchcase(op.name, p)), None)
+        row = op.name if op.name in rows else next((pattern for pattern in patterns if fits(op, pattern)), None)
         if row is not None or default is not None:
             found[op.name] = row
     return found
+
+
+def is_pattern(name: str) -> bool:
+    return not _WILD.isdisjoint(name)
+
+
+def fits(op: Op, pattern: str) -> bool:
+    """Whether a pattern's row is for an op."""
+    return fnmatchcase(op.name, pattern)
 
 
 def folded(graph: OperatorGraph, configurations: Mapping[str, Configuration]) -> tuple[Configuration | None, Rows]:
@@ -86,7 +97,7 @@ class _Folding:
             self._found.update(changed)
 
     def _taking(self, pattern: str, place: int) -> Iterator[Op]:
-        return (op for op in self.graph.ops if self._found[op.name][0] < place and fnmatchcase(op.name, pattern))
+        return (op for op in self.graph.ops if self._found[op.name][0] < place and fits(op, pattern))
 
 
 def _specificity(pattern: str) -> int:
@@ -97,7 +108,7 @@ def _patterns(name: str, kept: int) -> Iterator[str]:
     """The name with a star for each number but for so many."""
     words = re.split(r"(\d+)", name)
     places = range(1, len(words), 2)
-    if len(places) <= kept or (kept and len(places) > MOST_NUMBERS) or set(name) & set("*?["):
+    if len(places) <= kept or (kept and len(places) > MOST_NUMBERS) or is_pattern(name):
         return
     for chosen in combinations(places, kept):
         yield "".join("*" if place in places and place not in chosen else word for place, word in enumerate(words))

@@ -168,10 +168,11 @@ class Strategy(Mapping[str, Configuration]):
         write_atomically(path, text_of(self.to_data(arguments)))
 
     @classmethod
-    def load(cls, path: str | Path, graph: OperatorGraph, topology: Topology) -> Strategy:
+    def load(cls, path: str | Path, graph: OperatorGraph, topology: Topology, *, fit: bool = False) -> Strategy:
         """Read a strategy for this graph and topology. Where it was made for others and still applies, `notes` says
-        what differs; where it does not apply, StrategyError does."""
-        configurations, microbatches, notes, record = read(path, graph, topology)
+        what differs; where it does not apply, StrategyError does. With `fit` it also applies where some of its rows
+        name ops that the graph does not have."""
+        configurations, microbatches, notes, record = read(path, graph, topology, fit=fit)
         try:
             strategy = cls(graph, topology, configurations, microbatches)
         except StrategyError as error:

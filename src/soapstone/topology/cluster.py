@@ -6,21 +6,23 @@ message holds on its way is the core's business (`cpp/machine/topology.hpp`).
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import yaml
 
 from .. import _core
 from ..errors import SoapstoneError, TopologyError, meant
-from ..files import MAX_BYTES, decode, files_beside, write_atomically
+from ..files import checked_path, decode, files_beside, shortened, write_atomically
 from .detection import detected
+from .document import read_yaml
 from .layout import lay_out
 from .vertices import Bus, Device, Link, Sum
+
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +65,22 @@ class Topology:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Return the topology that a YAML file describes, as `save` writes it; raises TopologyError."""
+        path = checked_path(path)
         try:
-            if (file := Path(path)).stat().st_size > MAX_BYTES:
-                raise TopologyError(f"is larger than {MAX_BYTES >> 20} MiB; it is not one of our files")
-            content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
-            rows: _Rows = decode(_Rows, content, "the topology")
+            rows: _Rows = decode(_Rows, _content(path), "the topology")
             return cls(rows.devices, rows.links, rows.sums, rows.buses)
         except FileNotFoundError:
-            remedy = meant(
-                Path(path).name, files_beside(Path(path), ".yaml", ".yml"), "`soapstone calibrate` writes one"
-            )
+            remedy = meant(path.name, files_beside(path, ".yaml", ".yml"), "`soapstone calibrate` writes one")
             raise TopologyError(f"there is no topology file {path}; {remedy}") from None
         except OSError as error:
             raise TopologyError(f"topology file {path}: cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise TopologyError(f"topology file {path}: cannot be read: it is not text") from None
         except SoapstoneError as error:
             raise TopologyError(f"topology file {path}: {error}") from None
-        except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise TopologyError(f"topology file {path}: is not YAML: {' '.join(str(error).split())}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a YAML file that `load` reads back as an equal topology; raises SoapstoneError, and leaves no half."""
         content = {
+            "format": FORMAT,
             "devices": [asdict(device) for device in self.devices],
             "links": [asdict(link) for link in self.links],
             "sums": [asdict(found) for found in self.sums],
@@ -139,20 +134,14 @@ class _Rows:
     buses: tuple[Bus, ...] = ()
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 12.5e9 for a string, since its exponent has no sign; here it is a number, and whole where it can
-    be, as bytes must."""
-
-
-def _read_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    number = float(loader.construct_yaml_float(node))
-    return int(number) if number.is_integer() else number
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-_Loader.add_constructor("tag:yaml.org,2002:float", _read_float)
+def _content(path: Path) -> Any:
+    """What a file holds but for its format. Raises TopologyError for one of another version."""
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        return content
+    if (found := content.pop("format", FORMAT)) != FORMAT:
+        raise TopologyError(f"has topology format {shortened(found)}, this version reads {FORMAT}")
+    return content
 
 
 def _build_native(topology: Topology) -> _core.Topology:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import TopologyError
+from ..files import shortened
 
 _LARGEST_LATENCY = 2**40  # ns; as in the core
+_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Device:
         return self.kind != "cpu"
 
     def __post_init__(self) -> None:
-        where = f"device {self.name!r}"
+        where = f"device {shortened(self.name)}"
         _check_name(self.name, f"{where}: name")
         _check_name(self.kind, f"{where}: kind")
         _check_whole(self.node, f"{where}: node", least=0, most=2**31 - 1)
@@ -69,7 +71,7 @@ class Link:
     buses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        where = f"link {self.source!r} to {self.target!r}"
+        where = f"link {shortened(self.source)} to {shortened(self.target)}"
         _check_name(self.source, f"{where}: source")
         _check_name(self.target, f"{where}: target")
         if self.source == self.target:
@@ -95,7 +97,7 @@ class Bus:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        where = f"bus {self.name!r}"
+        where = f"bus {shortened(self.name)}"
         _check_name(self.name, f"{where}: name")
         _check_bandwidth(self.bandwidth, f"{where}: bandwidth")
 
@@ -111,7 +113,7 @@ class Sum:
     exposed: float | None = None
 
     def __post_init__(self) -> None:
-        where = f"the sum among {self.members!r}"
+        where = f"the sum among {shortened(self.members)}"
         _check_whole(self.members, f"{where}: members", least=2, most=2**31 - 1)
         _check_whole(self.nodes, f"{where}: nodes", least=1, most=2**31 - 1)
         object.__setattr__(self, "times", _curve(self.times, f"{where}: times"))
@@ -122,33 +124,33 @@ class Sum:
 
 
 def _check_name(value: object, what: str) -> None:
-    if not isinstance(value, str) or not value:
-        raise TopologyError(f"{what} must be a name, not {value!r}")
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or not value.isprintable():
+        raise TopologyError(f"{what} must be a name, not {shortened(value)}")
 
 
 def _check_whole(value: object, what: str, *, least: int, most: int = 2**62) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise TopologyError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+        raise TopologyError(f"{what} must be a whole number from {least} to {most}, not {shortened(value)}")
 
 
 def _check_bandwidth(value: object, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 2**53:
-        raise TopologyError(f"{what} must be at least 1 byte/s and at most 2**53, not {value!r}")
+        raise TopologyError(f"{what} must be at least 1 byte/s and at most 2**53, not {shortened(value)}")
 
 
 def _check_share(value: object, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise TopologyError(f"{what} must be a share from 0 to 1, not {value!r}")
+        raise TopologyError(f"{what} must be a share from 0 to 1, not {shortened(value)}")
 
 
 def _curve(value: object, what: str) -> tuple[tuple[int, int], ...]:
     """Pairs of bytes and ns that both grow: none, or two and more."""
     if not isinstance(value, list | tuple) or len(value) == 1:
-        raise TopologyError(f"{what} must be two or more pairs of bytes and ns, not {value!r}")
+        raise TopologyError(f"{what} must be two or more pairs of bytes and ns, not {shortened(value)}")
     found: list[tuple[int, int]] = []
     for pair in value:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise TopologyError(f"{what} must be pairs of bytes and ns, not {pair!r}")
+            raise TopologyError(f"{what} must be pairs of bytes and ns, not {shortened(pair)}")
         for number in pair:
             _check_whole(number, what, least=0, most=2**53)
         if found and not (pair[0] > found[-1][0] and pair[1] >= found[-1][1]):
@@ -159,4 +161,4 @@ def _curve(value: object, what: str) -> tuple[tuple[int, int], ...]:
 
 def _check_flag(value: object, what: str) -> None:
     if not isinstance(value, bool):
-        raise TopologyError(f"{what} must be true or false, not {value!r}")
+        raise TopologyError(f"{what} must be true or false, not {shortened(value)}")

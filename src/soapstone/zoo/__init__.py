@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import CaptureError, meant
+from ..files import shortened
 from .catalogue import ENTRIES, Entry, Size
 
 if TYPE_CHECKING:
     from ..tracing import Workload
 
 __all__ = ["Entry", "entry", "load", "names"]
+LIMIT = 2**40  # of a batch, or a size
 
 
 def names() -> list[str]:
@@ -38,8 +40,8 @@ def check(name: str, batch: int | None, sizes: dict[str, Size]) -> None:
     """Raise CaptureError unless a model has these sizes. Needs no torch."""
     found = entry(name)
     count = found.batch if batch is None else batch
-    if type(count) is not int or count < 1:
-        raise CaptureError(f"batch={batch!r} is not a number of samples; use 1 or more")
+    if type(count) is not int or not 1 <= count < LIMIT:
+        raise CaptureError(f"batch={shortened(batch)} is not a number of samples; use 1 or more, below {LIMIT}")
     for key, size in sizes.items():
         if key not in found.sizes:
             remedy = meant(key, found.sizes, f"it has {', '.join(found.sizes)}")
@@ -49,8 +51,10 @@ def check(name: str, batch: int | None, sizes: dict[str, Size]) -> None:
 
 def _check(key: str, size: Size, like: Size) -> None:
     numbers = size if isinstance(size, tuple) else (size,)
-    if isinstance(size, tuple) != isinstance(like, tuple) or any(type(n) is not int or n < 1 for n in numbers):
-        raise CaptureError(f"{key}={size!r} is not a size; give it as {like!r}, with numbers from 1")
+    if isinstance(size, tuple) != isinstance(like, tuple) or any(
+        type(n) is not int or not 1 <= n < LIMIT for n in numbers
+    ):
+        raise CaptureError(f"{key}={shortened(size)} is not a size; give it as {like!r}, with numbers from 1")
 
 
 def _make(found: Entry, batch: int, sizes: dict[str, Size]) -> Workload:

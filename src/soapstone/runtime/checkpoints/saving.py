@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.planner import SavePlan
 
 from ...errors import RankError, SoapstoneError
 from ...files import HALF
@@ -45,6 +46,7 @@ class Saver:
         self._buffers: list[torch.Tensor] = []  # for copies; kept for the next save
         self._thread = ThreadPoolExecutor(1, "soapstone save")
         self._writing: Future[None] | None = None
+        self._own_plan, self._plans = SavePlan([]), list[SavePlan]()
         self._cancelled, self._half = threading.Event(), Path()
 
     def begin(
@@ -57,13 +59,13 @@ class Saver:
         self._half = half
         agree(self._transport, lambda: _begin(folder, half, step, keep) if rank == 0 else None)
         held_here = agree(self._transport, lambda: self._described(optimizer))
-        shared = self._transport.exchange((plan_of(held_here), _optimizer_numbers(self._executor, optimizer)))
-        plans = without_copies([plan for plan, _ in shared])
+        plans = self._plans_for(plan_of(held_here))
         values = picked(plans[rank], held_here)
         ready = self._copy(values) if copied else lambda: values
         act = self._write(half, ready)
+        shared = self._transport.exchange(_optimizer_numbers(self._executor, optimizer))
         if rank == 0:
-            numbers = {name: row for _, rows in shared for name, row in rows.items()}
+            numbers = {name: row for rows in shared for name, row in rows.items()}
             index = self._index(step, places(plans), _optimizer(optimizer, numbers))
             finish = self._finish(folder, half, index, keep)
             act = _both(act, finish)
@@ -92,6 +94,12 @@ class Saver:
             others = found[name].chunks if name in found else []
             found[name] = holding._replace(chunks=[*others, *holding.chunks])
         return found
+
+    def _plans_for(self, own: SavePlan) -> list[SavePlan]:
+        """What every rank writes, which is much to tell and the same each time."""
+        if not all(self._transport.exchange(own == self._own_plan)):
+            self._own_plan, self._plans = own, without_copies(self._transport.exchange(own))
+        return self._plans
 
     def _copy(self, values: list[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         """Copies of tensors in the host's memory, and what waits until they are made."""

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from zlib import crc32
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,7 +29,7 @@ from .boxes import Chunk
 from .holdings import Holding, whole_holding
 from .index import Index, Place, Stored
 
-_SUM = "crc32"  # of all of a file's tensors, in their order
+_SUM = "sum"  # of all of a file's tensors
 
 
 def file_of(rank: int) -> str:
@@ -70,10 +69,16 @@ def write_tensors(folder: Path, rank: int, values: list[torch.Tensor]) -> None:
 
 
 def _checksum(tensors: Iterable[torch.Tensor]) -> str:
+    """The sum of all words, which any flipped bit changes. It reads memory as fast as that goes; crc32 takes as long as
+    the disk does."""
     total = 0
     for tensor in tensors:
-        total = crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, total)
-    return f"{total:08x}"
+        raw = tensor.reshape(-1).view(torch.uint8)
+        words = raw.numel() // 8 * 8
+        if raw.storage_offset() % 8:
+            raw = raw.clone()
+        total += int(raw[:words].view(torch.int64).sum()) + int(raw[words:].sum())
+    return f"{total % 2**64:016x}"
 
 
 def sync(path: Path) -> None:
