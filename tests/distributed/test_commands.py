@@ -158,7 +158,7 @@ def test_a_killed_rank_is_told_of_in_a_sentence(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
     assert ranks[0].returncode == 3
-    assert "heard: rank 0 lost another rank" in heard
+    assert "heard: rank 1 was killed, or ended without a word; last seen " in heard
 
 
 @pytest.mark.parametrize(

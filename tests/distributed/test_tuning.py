@@ -131,7 +131,7 @@ def test_a_killed_rank_leaves_the_best_so_far(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode != 0
     assert "is kept" in out, err
-    assert "soapstone: rank 0 lost another rank" in err
+    assert "soapstone: rank 1 was killed, or ended without a word; last seen " in err
     assert "measured" in json.loads((tmp_path / "s.json").read_text())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ RANKS = 3
 
 def watching(aborted: threading.Event) -> Watch:
     """A rank whose device has work on its way until it is aborted."""
-    return Watch(dist.new_group(backend="gloo"), shared_signs(), aborted.is_set, aborted.set)
+    return Watch(shared_signs(), aborted.is_set, aborted.set)
 
 
 def test_every_rank_hears_why_one_failed_and_ends_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +52,16 @@ def test_a_goodbye_is_no_failure(tmp_path: Path) -> None:
         return aborted.is_set(), watch._thread.is_alive()
 
     assert run_processes(RANKS, run, tmp_path / "meeting") == [(False, False)] * RANKS
+
+
+def test_a_watch_outlasts_any_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.distributed_c10d.default_pg_timeout", timedelta(seconds=0.5))
+    monkeypatch.setattr("soapstone.runtime.transports.signs.PATIENCE", 0.2)
+
+    def run(_: int) -> bool:
+        watch = watching(threading.Event())
+        watch._thread.join(2)
+        watch.raise_if_lost()
+        return watch._thread.is_alive()
+
+    assert run_processes(RANKS, run, tmp_path / "meeting") == [True] * RANKS

@@ -86,7 +86,7 @@ def gathered_objects(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-_LATE = re.compile(r"[Tt]imed ?out")
+_LATE = re.compile(r"[Tt]imed? ?out")
 _LOST = re.compile(r"onnection|[Pp]eer|pipe|readv|writev|abort|NCCL", re.IGNORECASE)
 
 

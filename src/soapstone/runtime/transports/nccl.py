@@ -38,7 +38,7 @@ class NcclTransport:
         self._in_use = deque[tuple[torch.cuda.Event, list[torch.Tensor]]]()  # by the stream, until an event
         self._signs, self._timeout = shared_signs(), timeout_of(place)
         self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
-        self._watch = Watch(self._host, self._signs, self._stream.query, self._abort)
+        self._watch = Watch(self._signs, self._stream.query, self._abort)
         self._issued, self._moved = 0, (0, time.monotonic())  # messages, and when there was a new one or none left
         self._signs.at_each(self._look)
 

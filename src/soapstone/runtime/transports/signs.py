@@ -29,7 +29,7 @@ BEAT = 1.0  # seconds between two signs
 JOINING = 600.0  # seconds in which all ranks must come
 PATIENCE = 4.0  # seconds in which a rank that is gone must be found out
 _NOTE = "failure"
-_GONE = "was killed, or ended without a word,"
+_GONE = "was killed, or ended without a word; last seen"
 
 
 class Sign(NamedTuple):

@@ -11,7 +11,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,22 +19,24 @@ import torch.distributed as dist
 from ...errors import LostRankError
 from .signs import Signs
 
+ENDLESS = timedelta(days=1000)  # a receive stays open as long as training goes on
 GRACE = 3.0  # seconds for what is on its way: a rank that ends early has sent all that the others need
 LONGEST = 400  # bytes of a reason
 TAG = 1 << 20
 
 
 class Watch:
-    """`is_idle` says whether nothing is on its way; `abort` ends what is."""
+    """`is_idle` says whether nothing is on its way; `abort` ends what is. All ranks make theirs together."""
 
-    def __init__(self, group: Any, signs: Signs, is_idle: Callable[[], bool], abort: Callable[[], None]) -> None:
-        self._group, self._signs, self._rank, self._size = group, signs, signs.rank, signs.size
+    def __init__(self, signs: Signs, is_idle: Callable[[], bool], abort: Callable[[], None]) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=ENDLESS)
+        self._signs, self._rank, self._size = signs, signs.rank, signs.size
         self._is_idle, self._abort = is_idle, abort
         rank, size = self._rank, self._size
         self._lost, self._told = "", False
         if size > 1:
             self._note = torch.zeros(LONGEST, dtype=torch.uint8)
-            self._work = dist.irecv(self._note, (rank + 1) % size, group=group, tag=TAG)
+            self._work = dist.irecv(self._note, (rank + 1) % size, group=self._group, tag=TAG)
             self._thread = threading.Thread(target=self._listen, name="soapstone watch", daemon=True)
             self._thread.start()
             atexit.register(self.close)  # a thread that wakes up while Python shuts down aborts the process
