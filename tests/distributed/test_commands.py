@@ -63,6 +63,7 @@ def test_calibration_becomes_a_topology_that_training_is_predicted_with(tmp_path
     assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1}
 
 
+@pytest.mark.long  # tests/runtime/test_checkpoints.py has it on threads
 def test_training_resumes_with_another_strategy_and_more_ranks(tmp_path: Path) -> None:
     def trained(ranks: int, strategy: str, steps: int, *options: str) -> list[float]:
         case = ("-t", f"cpu:1x{ranks}", "-s", strategy, "--steps", str(steps), "--optimizer", "adamw", "--json")

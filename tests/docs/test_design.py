@@ -12,6 +12,7 @@ from torch import nn
 import soapstone as ss
 from soapstone import _core
 from soapstone.costs import Costs, OpTimes
+from soapstone.runtime.checkpoints.boxes import runs
 from soapstone.runtime.listing import lines
 from soapstone.runtime.plan import Plan
 from soapstone.searching.elimination import least
@@ -190,6 +191,11 @@ def test_runtime(graph: ss.OperatorGraph) -> None:
         ("send", "gradient of 0[0]", 64),
         *ends,
     ]
+
+
+def test_checkpoints() -> None:
+    found = list(runs([(0, 4), (0, 6)], 4, 15))
+    assert found == [([(0, 1), (4, 6)], 0), ([(1, 2), (0, 6)], 2), ([(2, 3), (0, 3)], 8)]
 
 
 def test_calibration() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +117,31 @@ def test_a_save_that_is_not_waited_for_has_the_numbers_of_its_moment(tmp_path: P
     state = on_ranks(act)[0]
     assert_equal(whole_state(tmp_path / "step-000000001"), state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000001", "step-000000002"]
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from soapstone.runtime.checkpoints import saving
+from tests.runtime.test_checkpoint_files import on_ranks, step
+
+saving.LAST_PATIENCE = 0.2
+saving.write_tensors = lambda *_: None  # as of a rank that is gone
+
+def act(parallel, optimizer, work):
+    step(parallel, optimizer, work)
+    parallel.save(Path(sys.argv[1]), optimizer, step=1, wait=False)
+
+on_ranks(act)
+"""
+
+
+def test_a_program_that_is_over_does_not_wait_for_a_rank_that_is_gone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(tmp_path)], timeout=50, env={**os.environ, "PYTHONPATH": "."}
+    )
+    assert done.returncode == 0
+    assert latest(tmp_path) is None
 
 
 def test_a_step_that_is_saved_again_replaces_the_other_once_it_is_whole(tmp_path: Path) -> None:

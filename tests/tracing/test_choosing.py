@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import soapstone as ss
-from tests.support.seeds import seeds
+from tests.support.seeds import cases, seeds
 from tests.support.training import assert_same, train_plain, train_threads
 
 Layer = Callable[["Experts", torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -136,6 +136,7 @@ LAYERS: dict[str, Callable[[], Experts]] = {
                   one_expert_a_row, skipped_if_empty, experts_that_were_hit)
 }  # fmt: skip
 LAYERS["skipped_if_no_mask"] = partial(Experts, partial(skipped_if_empty, by_mask=True))
+OFTEN = {"where_and_index_add", "boolean_masks", "added_up", "experts_that_were_hit"}  # of each kind one
 LAYERS["masks_of_two_axes"] = partial(Experts, masks_of_two_axes, flat=False)
 
 
@@ -144,7 +145,7 @@ def workload(make: Callable[[], nn.Module]) -> ss.Workload:
     return ss.Workload(make().double(), (torch.randn(4, 5, WIDTH).double(),), loss=lambda y: y.square().mean())
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", cases(LAYERS, long=LAYERS.keys() - OFTEN))
 @pytest.mark.parametrize("seed", seeds(1, 4))
 def test_a_loop_over_experts_trains_like_one_device(name: str, seed: int) -> None:
     work = workload(LAYERS[name])

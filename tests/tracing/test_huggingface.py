@@ -66,8 +66,9 @@ def test_its_facts_are_those_of_eager_pytorch(name: str) -> None:
     assert graph.facts.split_share >= 0.97
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize("name", cases(["mixtral", "deepseek_v3"], long=["deepseek_v3"]))
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_experts_one_after_the_other_train_alike(name: str) -> None:
     """A loop over the experts that were hit."""
 

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from .storage import file_of, picked, plan_of, sync, without_copies, write_tenso
 
 STRATEGY = "strategy.json"  # that it was saved under
 PATIENCE = 60.0  # seconds without a byte from any rank
+LAST_PATIENCE = 5.0  # the same where this rank's program is over: another one may be gone
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: how it computes, not what
 _LOOK = 0.02  # seconds between two looks
 
@@ -44,7 +45,6 @@ class Saver:
     def __init__(self, executor: Executor, transport: Transport, model: nn.Module) -> None:
         self._executor, self._transport, self._model = executor, transport, model
         self._buffers: list[torch.Tensor] = []  # for copies; kept for the next save
-        self._thread = ThreadPoolExecutor(1, "soapstone save")
         self._writing: Future[None] | None = None
         self._own_plan, self._plans = SavePlan([]), list[SavePlan]()
         self._cancelled, self._half = threading.Event(), Path()
@@ -150,13 +150,16 @@ class Saver:
         while not all(path.exists() for path in files):
             if (now := _bytes_in(half)) != written:
                 written, since = now, time.monotonic()
-            if self._cancelled.wait(_LOOK) or time.monotonic() > since + PATIENCE:
+            patience = PATIENCE if threading.main_thread().is_alive() else LAST_PATIENCE
+            if self._cancelled.wait(_LOOK) or time.monotonic() > since + patience:
                 return False
         return True
 
     def _start(self, act: Callable[[], None]) -> None:
+        """In a thread of its own, which a program's end waits for."""
         self._cancelled.clear()
-        self._writing = self._thread.submit(act)
+        self._writing = Future()
+        threading.Thread(target=_fulfil, args=(self._writing, act), name="soapstone save").start()
 
 
 def _bytes_in(folder: Path) -> int:
@@ -165,6 +168,15 @@ def _bytes_in(folder: Path) -> int:
         with suppress(FileNotFoundError):  # it has its name now
             total += path.stat().st_size
     return total
+
+
+def _fulfil(writing: Future[None], act: Callable[[], None]) -> None:
+    try:
+        act()
+    except BaseException as error:
+        writing.set_exception(error)
+    else:
+        writing.set_result(None)
 
 
 def _result(writing: Future[None]) -> None:

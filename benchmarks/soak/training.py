@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _LOOK = 0.05  # seconds between two looks
 
 

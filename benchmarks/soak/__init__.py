@@ -1,0 +1,1 @@
+"""Training runs to whose ranks things happen, and what came of them."""
