@@ -126,7 +126,7 @@ class Run:
         fault.resumed = int(resumed[1]) if resumed else fault.at
         said = "\n".join(line for line in news.splitlines() if line.startswith("soapstone: "))
         fault.ended = fault.kind != EVERYTHING and _FAILED in news
-        fault.named = fault.ended and f"rank {fault.rank} " in said
+        fault.named = fault.ended and re.search(rf"rank {fault.rank}\b", said) is not None
         fault.said = news[-2000:] if fault.ended and not fault.named else ""
 
     def _is_right(self) -> bool:

@@ -8,6 +8,7 @@ ranks' own messages are in the order of the plan, which a thread must not distur
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import time
@@ -36,6 +37,7 @@ STRATEGY = "strategy.json"  # that it was saved under
 PATIENCE = 60.0  # seconds without a byte from any rank
 LAST_PATIENCE = 5.0  # the same where this rank's program is over: another one may be gone
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: how it computes, not what
+_SAFETENSORS = re.compile(r".*I/O error: | \(os error \d+\)$")  # around what went wrong
 _LOOK = 0.02  # seconds between two looks
 
 
@@ -184,7 +186,7 @@ def _result(writing: Future[None]) -> None:
     try:
         writing.result()
     except Exception as error:
-        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        what = getattr(error, "strerror", None) or _SAFETENSORS.sub("", str(error)) or type(error).__name__
         raise RankError(f"cannot write the checkpoint: {what}; the last whole one is still there") from None
 
 
