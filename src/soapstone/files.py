@@ -154,11 +154,11 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     return data
 
 
-def read_json(path: str | Path) -> Any:
+def read_json(path: str | Path, most_bytes: int = MAX_BYTES, most_values: int = MAX_VALUES) -> Any:
     """Return the parsed file. Raises SoapstoneError where it is missing, too large or no JSON."""
     path = checked_path(path)
     try:
-        return parse_json(read_bytes(path))
+        return parse_json(read_bytes(path, most_bytes), most_values)
     except OSError as error:
         raise SoapstoneError(f"cannot read {path}: {error.strerror}") from None
     except SoapstoneError:
@@ -167,10 +167,15 @@ def read_json(path: str | Path) -> Any:
         raise SoapstoneError(f"{path} is not valid JSON ({error}); write it anew") from None
 
 
-def parse_json(data: bytes) -> Any:
+def num_values(data: bytes) -> int:
+    """How many values JSON has, at most."""
+    return sum(map(data.count, (b",", b"[", b"{")))
+
+
+def parse_json(data: bytes, most_values: int = MAX_VALUES) -> Any:
     """What JSON holds. Raises ValueError that says in a few words what is wrong."""
-    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise ValueError(f"it has more than {MAX_VALUES} values")
+    if num_values(data) > most_values:
+        raise ValueError(f"it has more than {most_values} values")
     try:
         return json.loads(data.decode())
     except UnicodeDecodeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -65,3 +66,39 @@ def test_a_watch_outlasts_any_timeout(tmp_path: Path, monkeypatch: pytest.Monkey
         return watch._thread.is_alive()
 
     assert run_processes(RANKS, run, tmp_path / "meeting") == [True] * RANKS
+
+
+def test_news_go_on_before_anybody_waits_for_its_own_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soapstone.runtime.transports.watching.GRACE", 50)
+
+    def run(rank: int) -> bool:
+        ended, heard = threading.Event(), threading.Event()
+
+        def is_idle() -> bool:
+            heard.set()
+            return ended.is_set()
+
+        watch = Watch(shared_signs(), is_idle, ended.set)
+        dist.barrier()
+        if rank == 2:
+            watch.announce("rank 2 ran out of memory")
+        found = heard.wait(30)
+        dist.barrier()
+        ended.set()
+        return found
+
+    assert run_processes(RANKS, run, tmp_path / "meeting") == [True] * RANKS
+
+
+def test_an_error_that_nobody_caught_is_passed_on(tmp_path: Path) -> None:
+    def run(rank: int) -> list[str]:
+        told: list[str] = []
+        signs = shared_signs()
+        signs.doing = "after step 3"
+        signs.at_failure(told.append)
+        if rank == 1:
+            sys.excepthook(ValueError, ValueError("there is no such file"), None)
+        dist.barrier()
+        return told
+
+    assert run_processes(2, run, tmp_path / "meeting") == [[], ["rank 1 failed after step 3: there is no such file"]]

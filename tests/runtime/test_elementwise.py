@@ -120,3 +120,24 @@ def test_parts_of_parameters_are_refused_in_a_sentence(name: str, shard: str) ->
 def test_an_own_elementwise_optimizer_takes_parts() -> None:
     for found, wanted in zip(trained("Own", "all"), trained("Own", "none"), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_every_group_is_tried() -> None:
+    class Mixed(Lamb):
+        """Whole parameters in the groups that say so."""
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(p.grad / (p.grad.norm() if group.get("whole") else 1), alpha=group["lr"])
+
+    first, second = ({"params": [nn.Parameter(torch.randn(4, 4))], "whole": whole} for whole in (False, True))
+    assert is_elementwise(Mixed([first], 0.01))
+    assert not is_elementwise(Mixed([{**first}, second], 0.01))
+
+
+def test_a_schedule_changes_nothing_about_that() -> None:
+    optimizer = Own([nn.Parameter(torch.randn(4, 4))], 0.01)
+    optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    assert is_elementwise(optimizer)

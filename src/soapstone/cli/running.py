@@ -13,7 +13,7 @@ from ..simulator import Throughput, throughput
 from ..strategy import Strategy
 from .arguments import Case
 from .common import Listing, duration, say
-from .elastic import restarts
+from .elastic import begin, check_own
 from .predict import described_rates
 
 if TYPE_CHECKING:
@@ -157,15 +157,19 @@ def run_steps(
 
 def _first_step(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, transport: Transport) -> int:
     """The step to begin with, once weights are what they are to be. Torchrun's restarts go on by themselves."""
+    from ..runtime.agreement import agree
     from ..runtime.checkpoints import latest
 
     found = wanted.save is not None and any(transport.exchange(latest(wanted.save) is not None))
+    if wanted.save is not None and not found and transport.rank == 0:
+        begin(wanted.save)
     if wanted.save is None or not found:
         if wanted.weights is not None:
             parallel.load_weights(wanted.weights)
         return 0
-    if not wanted.resume and not restarts():
-        raise SoapstoneError(f"{wanted.save} has checkpoints already; add --resume to go on, or name another folder")
+    if not wanted.resume:
+        folder = wanted.save
+        agree(transport, lambda: check_own(folder) if transport.rank == 0 else None)
     step = parallel.load(wanted.save, optimizer)
     if transport.rank == 0:
         done = "which were all" if step >= WARM + wanted.steps else "to go on from"

@@ -95,7 +95,8 @@ def train(
     check_report(report)
     check_elastic(elastic, fallback or [])
     wanted = Run(
-        steps, lr, seed, dropout, case.training.optimizer, compiled, graphed, save, every, keep, resume, weights, on_nan
+        steps, lr, seed, dropout, case.training.optimizer, compiled, graphed, save, every, keep,
+        resume or (elastic and save is not None), weights, on_nan,
     )  # fmt: skip
     case, whole = with_fewer_ranks(case) if elastic else case, case.topology
     given = case.strategy(strategy) if case.topology is whole else given_strategy(case, strategy, fallback or [])

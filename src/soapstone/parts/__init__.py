@@ -14,9 +14,10 @@ from .frames import Box, common, hull, lengths, local_shape, projected, reframe,
 from .kernels.experts import routed_mm
 from .lookups import Range, ranges
 from .place import COMBINED, CombinedOrAlone, Draws, Place, Tensors, compute
-from .recording import Function, Recording, record
+from .recording import CAPTURING, Function, Recording, record
 
 __all__ = [
+    "CAPTURING",
     "Box",
     "Draws",
     "Function",

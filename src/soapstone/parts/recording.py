@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -89,6 +90,9 @@ class Recording:
         return list(self._act(*inputs, *masks))
 
 
+CAPTURING = threading.Lock()  # held while CUDA graphs are captured: then no other thread may ask a GPU anything
+
+
 class _Launches:
     """A function's kernels as CUDA graphs, kept at the first call."""
 
@@ -107,7 +111,9 @@ class _Launches:
         copies. It runs the function a few times first, so whatever that changes must not be lasting."""
         seen = [x.detach() if i in self._lasting else x.detach().clone() for i, x in enumerate(inputs)]
         samples = tuple(own.requires_grad_(x.requires_grad) for own, x in zip(seen, inputs))
-        return torch.cuda.make_graphed_callables(lambda *xs: tuple(self._act(*xs)), samples, allow_unused_input=True)
+        act = lambda *xs: tuple(self._act(*xs))  # noqa: E731
+        with CAPTURING:
+            return torch.cuda.make_graphed_callables(act, samples, allow_unused_input=True)
 
 
 def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | None) -> tuple[Recording, Outputs]:

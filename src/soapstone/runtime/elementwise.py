@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -24,6 +25,7 @@ _ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta, optim.Adagrad,
     optim.ASGD, optim.RMSprop, optim.Rprop,
 )  # fmt: skip
+_OWN = ("param_groups", "state", "step")  # a schedule wraps an optimizer's step, bound to that optimizer
 _reasons = WeakIdKeyDictionary()  # by parameter: why only an elementwise optimizer is right for it
 _accepted: WeakSet[optim.Optimizer] = WeakSet()
 _registered: list[Any] = []
@@ -67,12 +69,25 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
         return True
     generator = torch.Generator().manual_seed(0)
     first, *gradients = (torch.randn(6, 8, generator=generator) for _ in range(4))
-    try:
-        whole = _stepped(optimizer, [first], [[gradient] for gradient in gradients])
-        pieces = _stepped(optimizer, _pieces(first), [_pieces(gradient) for gradient in gradients])
-    except Exception:
-        return False  # it needs a closure, or parameters of some shape
-    return torch.allclose(whole[0].reshape(-1), torch.cat(pieces), rtol=1e-4, atol=1e-6)
+    for group in optimizer.param_groups:
+        try:
+            whole, _ = _stepped(optimizer, group, [first], [[gradient] for gradient in gradients])
+            pieces, _ = _stepped(optimizer, group, _pieces(first), [_pieces(gradient) for gradient in gradients])
+        except Exception:
+            return False  # it needs a closure, or parameters of some shape
+        if not torch.allclose(whole[0].reshape(-1), torch.cat(pieces), rtol=1e-4, atol=1e-6):
+            return False
+    return True
+
+
+def single_numbers(optimizer: optim.Optimizer) -> set[str]:
+    """What an optimizer keeps as one number for a parameter of any shape."""
+    found = {"step"}
+    for group in optimizer.param_groups:
+        with suppress(Exception):
+            _, (state,) = _stepped(optimizer, group, [torch.ones(2, 3)], [[torch.ones(2, 3)]])
+            found |= {key for key, value in state.items() if isinstance(value, torch.Tensor) and not value.ndim}
+    return found
 
 
 def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -81,19 +96,20 @@ def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _stepped(
-    optimizer: optim.Optimizer, values: list[torch.Tensor], gradients: list[list[torch.Tensor]]
-) -> list[torch.Tensor]:
-    """Parameters after some steps of an optimizer of the same class and settings."""
+    optimizer: optim.Optimizer, like: dict[str, Any], values: list[torch.Tensor], gradients: list[list[torch.Tensor]]
+) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    """Parameters after some steps of an optimizer of the same class, in a group like one of its own, and their
+    states."""
     parameters = [nn.Parameter(value.clone()) for value in values]
     trial = copy.copy(optimizer)
-    own = {key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state")}
+    own = {key: value for key, value in vars(optimizer).items() if key not in _OWN}
     trial.__dict__.update(copy.deepcopy(own))
     plain = {"fused": None, "capturable": False, "foreach": None}
-    group = {key: plain.get(key, value) for key, value in optimizer.param_groups[0].items() if key != "params"}
+    group = {key: plain.get(key, value) for key, value in like.items() if key != "params"}
     trial.param_groups, trial.state = [{**group, "params": parameters}], defaultdict(dict)
     _accepted.add(trial)
     for row in gradients:
         for parameter, gradient in zip(parameters, row):
             parameter.grad = gradient.clone()
         trial.step()
-    return [parameter.detach() for parameter in parameters]
+    return [parameter.detach() for parameter in parameters], [trial.state[parameter] for parameter in parameters]

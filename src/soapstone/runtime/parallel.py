@@ -202,9 +202,12 @@ class Parallel:
         from . import checkpoints
 
         path, model = Path(folder), self._work.model
-        if missing_ok and not any(self._transport.exchange(checkpoints.latest(path) is not None)):
+        self._saver.finish()
+        if missing_ok and self._transport.exchange(checkpoints.latest(path))[0] is None:
             return 0
         self._steps = checkpoints.load(path, self._executor, self._transport, model, optimizer)
+        self._store.drop_gradients()
+        self._accumulating = False
         return self._steps
 
     def load_weights(self, path: str | Path) -> None:

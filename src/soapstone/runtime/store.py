@@ -98,7 +98,7 @@ class Store:
         """What this rank is the first holder of, or has a share of, on the CPU."""
         found: list[Owned] = []
         for i, each in self.sharded.items():
-            values = each.gradient() if gradients else each.parameter.detach()
+            values = _gradient(each.parameter) if gradients else each.parameter.detach()
             found += [Owned(i, piece, first, share) for piece, first, share in each.owned(values)]
         for i, pieces in self.pieces.items():
             if i in self.sharded or (gradients and not self.graph.tensors[i].grad):
@@ -106,7 +106,7 @@ class Store:
             for piece, (holders, boxes) in enumerate(pieces):
                 if holders[0] == self.device:
                     shard = self.shards[i]
-                    local = shard.gradient() if gradients else shard.tensor.detach()
+                    local = _gradient(shard.tensor) if gradients else shard.tensor.detach()
                     flat = torch.cat([shard.window(local, box).reshape(-1) for box in boxes])
                     found.append(Owned(i, piece, 0, flat.to("cpu", copy=True)))
         return found
@@ -114,12 +114,13 @@ class Store:
     def first_windows(self) -> Iterator[torch.Tensor]:
         """The gradients that this rank is the first holder of, or has a share of: those of all ranks are each element
         once."""
-        yield from (each.gradient() for each in self.sharded.values())
+        yield from (_gradient(each.parameter) for each in self.sharded.values())
         for i, pieces in self.pieces.items():
             if self.graph.tensors[i].grad and i not in self.sharded:
                 for holders, boxes in pieces:
                     if holders[0] == self.device:
-                        yield from (self.shards[i].window(self.shards[i].gradient(), box) for box in boxes)
+                        shard = self.shards[i]
+                        yield from (shard.window(_gradient(shard.tensor), box) for box in boxes)
 
     def assemble(self, shares: list[list[Owned]], start: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors by name, from what every rank owns; elements that no rank reads are as in `start`, or zero."""
@@ -159,3 +160,8 @@ class Store:
             shard.window(local, piece).copy_(
                 reframe(values, box, dims, piece, shard.dims).reshape([hi - lo for lo, hi in piece])
             )
+
+
+def _gradient(leaf: torch.Tensor) -> torch.Tensor:
+    """To be read: where there is none, an optimizer shall find none either."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +49,10 @@ def prune(folder: Path, keep: int) -> None:
     stay = {saved.path for saved in list(newest.values())[-keep:]}
     for saved in saved_in(folder):
         if saved.path not in stay:
-            shutil.rmtree(saved.path, ignore_errors=True)
+            half = saved.path.with_name(f"{HALF}{saved.path.name}")  # never seen with some of its files
+            with suppress(OSError):
+                saved.path.rename(half)
+            shutil.rmtree(half, ignore_errors=True)
 
 
 def remove_halves(folder: Path) -> None:

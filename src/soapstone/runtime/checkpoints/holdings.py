@@ -11,6 +11,7 @@ from torch import nn
 
 from ...errors import RankError
 from ...parts import Box, lengths
+from ..elementwise import single_numbers
 from ..store import Store
 from ..weights import state_of
 from .boxes import Chunk, chunks_of, remainder, runs
@@ -28,11 +29,14 @@ def held(store: Store, optimizer: torch.optim.Optimizer | None) -> dict[str, Hol
     """`model/NAME`, and `optimizer/WHAT/NAME` for the tensors that an optimizer keeps for a parameter."""
     found: dict[str, Holding] = {}
     parameters = dict(store.parameters())
+    singles = single_numbers(optimizer) if optimizer is not None else set()
     for i, shard in store.shards.items():
         name, shape = shard.name, tuple(store.graph.tensors[i].shape)
         own = store.sharded[i].parameter if i in store.sharded else shard.tensor
         found[f"model/{name}"] = Holding(shape, own.dtype, list(_chunks(store, i, own)))
         for what, values in tensors_of(optimizer, parameters.get(name)).items():
+            if what in singles:
+                continue
             place = f"optimizer/{what}/{name}"
             if values.shape == own.shape:
                 found[place] = Holding(shape, values.dtype, list(_chunks(store, i, values)))
@@ -69,7 +73,10 @@ def unread(store: Store, model: nn.Module) -> dict[str, Holding]:
     known = {store.graph.tensors[i].name: i for i in store.pieces}
     found: dict[str, Holding] = {}
     for name, values in state_of(model).items():
-        if name in store.graph.aliases or name in store.graph.counters or values.is_meta or not values.numel():
+        if name in store.graph.aliases or name in store.graph.counters or values.is_meta:
+            continue
+        if not values.numel():
+            found[f"model/{name}"] = whole_holding(values)
             continue
         i = known.get(name)
         chunks = whole_holding(values).chunks if i is None else list(_unread_chunks(store, i, values.detach()))

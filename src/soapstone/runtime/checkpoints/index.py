@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
-from ...errors import SoapstoneError
-from ...files import decode, encode, read_json, shortened, version, write_atomically
+from ...errors import RankError, SoapstoneError
+from ...files import decode, encode, num_values, read_json, shortened, version, write_atomically
+from .holdings import Holding
 
 NAME = "checkpoint.json"
 FORMAT = 2
+MAX_BYTES, MAX_VALUES = 2**30, 2**26  # some five numbers for each box of each rank
 _KEYS = ("format", "soapstone")
 
 Place = tuple[
@@ -67,14 +69,18 @@ class Index:
     optimizer: Optimizer | None = None
 
     def write(self, folder: Path) -> None:
-        content = {"format": FORMAT, "soapstone": version(), **encode(self)}
-        write_atomically(folder / NAME, json.dumps(content))
+        """Raises RankError where it could not be read again."""
+        data = json.dumps({"format": FORMAT, "soapstone": version(), **encode(self)}).encode()
+        if len(data) > MAX_BYTES or num_values(data) > MAX_VALUES:
+            boxes = sum(len(stored.chunks) for stored in self.tensors.values())
+            raise RankError(f"{boxes} boxes are too many for a checkpoint; shard state over fewer devices")
+        write_atomically(folder / NAME, data)
 
     @classmethod
     def read(cls, folder: Path) -> Index:
         """Raises SoapstoneError where it is damaged, or of another version."""
         path = folder / NAME
-        data = read_json(path)
+        data = read_json(path, MAX_BYTES, MAX_VALUES)
         if not isinstance(data, dict) or "tensors" not in data:
             raise SoapstoneError(f"{path} is no checkpoint; name the folder that --save named")
         if data.get("format") != FORMAT:
@@ -87,18 +93,24 @@ class Index:
         return found
 
 
-def places(plans: list[SavePlan]) -> dict[str, Stored]:
-    """Where the tensors of all ranks' plans will be."""
-    found: dict[str, Stored] = {}
+def places(plans: list[SavePlan], own: Mapping[str, Holding]) -> dict[str, Stored]:
+    """Where the tensors of all ranks' plans will be; `own` has those without elements, too."""
+    found = {
+        name: Stored(_name_of(holding.dtype), holding.shape, ()) for name, holding in own.items() if not holding.chunks
+    }
     chunks: dict[str, list[Place]] = {}
     for rank, plan in enumerate(plans):
         for number, item in enumerate(plan.items):
             name, data = item.index.fqn, item.tensor_data
             assert data is not None
-            found.setdefault(name, Stored(str(data.properties.dtype).removeprefix("torch."), tuple(data.size), ()))
+            found.setdefault(name, Stored(_name_of(data.properties.dtype), tuple(data.size), ()))
             place = (tuple(data.chunk.offsets), tuple(data.chunk.sizes), rank, number)
             chunks.setdefault(name, []).append(place)
-    return {name: Stored(row.dtype, row.shape, tuple(chunks[name])) for name, row in found.items()}
+    return {name: Stored(row.dtype, row.shape, tuple(chunks.get(name, ()))) for name, row in found.items()}
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +118,7 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, torch.Tensor) and not value.ndim:
-            found[key] = {"value": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
+            found[key] = {"value": value.item(), "dtype": _name_of(value.dtype)}
         elif isinstance(value, bool | int | float | str | None):
             found[key] = value
         elif isinstance(value, tuple) and all(isinstance(each, bool | int | float) for each in value):

@@ -27,7 +27,7 @@ def load(
 ) -> int:
     """Take the newest checkpoint, of any strategy; the step that it is of. Raises RankError on all ranks, before
     anything changes, where it does not fit the model or is damaged."""
-    path = agree(transport, lambda: _newest(folder))
+    path = transport.exchange(agree(transport, lambda: _newest(folder) if transport.rank == 0 else None))[0]
     with agree(transport, lambda: Checkpoint(path)) as checkpoint:
         index = checkpoint.index
 
@@ -36,8 +36,10 @@ def load(
                 checkpoint.verify(rank)
             for name, holding in held(executor.store, None).items():
                 checkpoint.check(name, holding)
-            if set(executor.store.counters) - set(index.counters):
-                raise RankError(f"the checkpoint {path} is of another model")
+            for name in (index.names.keys() - model.state_dict().keys()) | (
+                executor.store.counters.keys() - index.counters
+            ):
+                raise RankError(f"the checkpoint {path} is of another model: only one of them has {name!r}")
             if optimizer is not None:
                 _check_optimizer(executor, optimizer, index)
 
@@ -101,17 +103,18 @@ def _states(executor: Executor, index: Index) -> list[tuple[int, str, tuple[int,
 
 
 def _prepare(executor: Executor, optimizer: torch.optim.Optimizer, index: Index) -> None:
-    """Give an optimizer that has not stepped yet the tensors that the checkpoint has for it, and its numbers."""
+    """Give an optimizer the tensors that the checkpoint has for it, to be filled, and its numbers."""
     assert index.optimizer is not None
     parameters = dict(executor.store.parameters())
+    for parameter in parameters.values():  # an optimizer that has stepped begins anew
+        optimizer.state.pop(parameter, None)
     for i, what, shape in _states(executor, index):
         name = executor.store.graph.tensors[i].name
         parameter, stored = parameters[name], index.tensors[f"optimizer/{what}/{name}"]
-        if what not in optimizer.state[parameter]:
-            is_own = shape == tuple(executor.store.graph.tensors[i].shape)
-            sizes: Any = parameter.shape if is_own else shape
-            dtype = getattr(torch, stored.dtype)
-            optimizer.state[parameter][what] = torch.zeros(sizes, dtype=dtype, device=parameter.device)
+        is_own = shape == tuple(executor.store.graph.tensors[i].shape)
+        sizes: Any = parameter.shape if is_own else shape
+        dtype = getattr(torch, stored.dtype)
+        optimizer.state[parameter][what] = torch.zeros(sizes, dtype=dtype, device=parameter.device)
     fused = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for name, parameter in parameters.items():
         restore_numbers(

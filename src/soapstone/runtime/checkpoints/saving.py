@@ -17,6 +17,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from ...errors import RankError, SoapstoneError
 from ...files import HALF
+from ...parts import CAPTURING
 from ...strategy import Strategy
 from ..agreement import agree
 from ..execute import Executor
@@ -34,8 +36,9 @@ from .index import NAME, Index, Optimizer, places, plain_numbers
 from .storage import file_of, picked, plan_of, sync, without_copies, write_tensors
 
 STRATEGY = "strategy.json"  # that it was saved under
-PATIENCE = 60.0  # seconds without a byte from any rank
-LAST_PATIENCE = 5.0  # the same where this rank's program is over: another one may be gone
+PATIENCE = 600.0  # seconds without a byte from any rank: a disk may take minutes to have all
+LAST_PATIENCE = 60.0  # the same where this rank's program is over
+NO_PATIENCE = 5.0  # the same where a rank has failed
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: how it computes, not what
 _SAFETENSORS = re.compile(r".*I/O error: | \(os error \d+\)$")  # around what went wrong
 _LOOK = 0.02  # seconds between two looks
@@ -49,7 +52,8 @@ class Saver:
         self._buffers: list[torch.Tensor] = []  # for copies; kept for the next save
         self._writing: Future[None] | None = None
         self._own_plan, self._plans = SavePlan([]), list[SavePlan]()
-        self._cancelled, self._half = threading.Event(), Path()
+        self._cancelled, self._failed, self._half = threading.Event(), threading.Event(), Path()
+        transport.at_failure(self._failed.set)
 
     def begin(
         self, folder: Path, optimizer: torch.optim.Optimizer | None, step: int, keep: int, *, copied: bool
@@ -57,7 +61,8 @@ class Saver:
         """Start to write what there is now; `copied` where it may change before `finish`. Raises RankError on all
         ranks where the save before, or the beginning of this one, failed on one."""
         self.finish()
-        rank, half = self._transport.rank, folder / f"{HALF}{name_of(step)}"
+        rank, transport = self._transport.rank, self._transport
+        half = folder / f"{HALF}{name_of(step)}-{transport.exchange(uuid4().hex)[0]}"  # no other run's
         self._half = half
         agree(self._transport, lambda: _begin(folder, half, step, keep) if rank == 0 else None)
         held_here = agree(self._transport, lambda: self._described(optimizer))
@@ -65,10 +70,10 @@ class Saver:
         values = picked(plans[rank], held_here)
         ready = self._copy(values) if copied else lambda: values
         act = self._write(half, ready)
-        shared = self._transport.exchange(_optimizer_numbers(self._executor, optimizer))
+        shared = transport.exchange(agree(transport, lambda: _optimizer_numbers(self._executor, optimizer)))
         if rank == 0:
             numbers = {name: row for rows in shared for name, row in rows.items()}
-            index = self._index(step, places(plans), _optimizer(optimizer, numbers))
+            index = self._index(step, places(plans, held_here), _optimizer(optimizer, numbers))
             finish = self._finish(folder, half, index, keep)
             act = _both(act, finish)
         self._start(act)
@@ -114,7 +119,8 @@ class Saver:
 
         def ready() -> list[torch.Tensor]:
             if made is not None:
-                made.synchronize()
+                with CAPTURING:
+                    made.synchronize()
             return self._buffers
 
         return ready
@@ -123,6 +129,7 @@ class Saver:
         executor, graph = self._executor, self._executor.store.graph
         counters = {name: int(counter) for name, counter in executor.store.counters.items()}
         names = {name: graph.aliases.get(name, name) for name in self._model.state_dict()}
+        names = {name: own for name, own in names.items() if own in counters or f"model/{own}" in tensors}
         return Index(step, self._transport.size, executor.draws.state(), counters, names, tensors, optimizer)
 
     def _write(self, half: Path, ready: Callable[[], list[torch.Tensor]]) -> Callable[[], None]:
@@ -152,10 +159,15 @@ class Saver:
         while not all(path.exists() for path in files):
             if (now := _bytes_in(half)) != written:
                 written, since = now, time.monotonic()
-            patience = PATIENCE if threading.main_thread().is_alive() else LAST_PATIENCE
-            if self._cancelled.wait(_LOOK) or time.monotonic() > since + patience:
+            if self._cancelled.wait(_LOOK) or time.monotonic() > since + self._patience:
                 return False
         return True
+
+    @property
+    def _patience(self) -> float:
+        if self._failed.is_set():
+            return NO_PATIENCE
+        return PATIENCE if threading.main_thread().is_alive() else LAST_PATIENCE
 
     def _start(self, act: Callable[[], None]) -> None:
         """In a thread of its own, which a program's end waits for."""
@@ -201,6 +213,8 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
 def _begin(folder: Path, half: Path, step: int, keep: int) -> None:
     if type(step) is not int or step < 0 or type(keep) is not int or keep < 1:
         raise RankError(f"step={step!r} and keep={keep!r} must be whole numbers, of at least 0 and 1")
+    if (folder / NAME).exists():
+        raise RankError(f"{folder} is a checkpoint itself; name the folder that it is in")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         newest = max(saved_in(folder), default=None)
@@ -219,7 +233,13 @@ def _optimizer_numbers(executor: Executor, optimizer: torch.optim.Optimizer | No
     """What an optimizer keeps besides tensors, by parameter."""
     if optimizer is None:
         return {}
-    return {name: plain_numbers(optimizer.state.get(own, {})) for name, own in executor.store.parameters()}
+    states = {name: optimizer.state.get(own, {}) for name, own in executor.store.parameters()}
+    for name, state in states.items():
+        for key in state.keys() - plain_numbers(state).keys():
+            if not isinstance(state[key], torch.Tensor):
+                what = f"{type(optimizer).__name__}'s {key!r} of {name!r}, a {type(state[key]).__name__},"
+                raise RankError(f"{what} cannot be saved; an optimizer may keep tensors, numbers and strings")
+    return {name: plain_numbers(state) for name, state in states.items()}
 
 
 def _optimizer(optimizer: torch.optim.Optimizer | None, numbers: dict[str, dict[str, Any]]) -> Optimizer | None:

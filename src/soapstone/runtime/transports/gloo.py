@@ -194,6 +194,9 @@ class GlooTransport:
     def fail(self, error: BaseException) -> None:
         self._signs.announce(error)
 
+    def at_failure(self, act: Callable[[], None]) -> None:
+        self._signs.at_failure(lambda _: act())
+
     def close(self) -> None:
         self._signs.close()
 

@@ -8,6 +8,7 @@ share. What the ranks have to say beside tensors goes by gloo, from host to host
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import RankError
+from ...parts import CAPTURING
 from .groups import Groups, gathered_objects, raise_if_peer_lost, timeout_of
 from .protocol import Incoming, Outgoing, Pair, Pending, Row
 from .signs import shared_signs
@@ -40,7 +42,10 @@ class NcclTransport:
         self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
         self._watch = Watch(self._signs, self._stream.query, self._abort)
         self._issued, self._moved = 0, (0, time.monotonic())  # messages, and when there was a new one or none left
+        self._inquiry: threading.Thread | None = None
         self._signs.at_each(self._look)
+        self._signs.waits_where(self._is_waiting)
+        self._signs.at_failure(self._watch.announce)
 
     def open(self, pairs: Iterable[Pair], meetings: Mapping[tuple[int, ...], int]) -> None:
         for ranks in self.groups.make(meetings):  # a first sum connects a group
@@ -159,7 +164,10 @@ class NcclTransport:
         self._signs.doing = doing
 
     def fail(self, error: BaseException) -> None:
-        self._watch.announce(self._signs.announce(error))
+        self._signs.announce(error)
+
+    def at_failure(self, act: Callable[[], None]) -> None:
+        self._signs.at_failure(lambda _: act())
 
     def close(self) -> None:
         self._watch.close()
@@ -168,10 +176,25 @@ class NcclTransport:
     def _look(self) -> None:
         """Give up where nothing has moved for as long as the group waits."""
         issued, since = self._moved
-        if self._stream.query() or issued != self._issued:
+        if not self._is_waiting() or issued != self._issued:
             self._moved = self._issued, time.monotonic()
-        elif time.monotonic() - since > self._timeout:
-            self._watch.lose(self._signs.why(timed_out=True))
+        elif time.monotonic() - since > self._timeout and self._inquiry is None:  # signs go on meanwhile
+            self._inquiry = threading.Thread(target=self._inquire, name="soapstone inquiry", daemon=True)
+            self._inquiry.start()
+
+    def _inquire(self) -> None:
+        self._watch.lose(self._signs.why(timed_out=True))
+
+    def _is_waiting(self) -> bool:
+        """Whether something is on its way; not known while a CUDA graph is captured, which a query would break."""
+        if not CAPTURING.acquire(blocking=False):
+            return False
+        try:
+            return not self._stream.query()
+        except RuntimeError:  # it was aborted
+            return False
+        finally:
+            CAPTURING.release()
 
     def _issue(self, ops: list[dist.P2POp]) -> Callable[[], None]:
         """Exchange messages as one group."""

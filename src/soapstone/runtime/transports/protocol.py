@@ -91,5 +91,8 @@ class Transport(Protocol):
     def fail(self, error: BaseException) -> None:
         """Let the other ranks know that this one has given up, as far as this transport can."""
 
+    def at_failure(self, act: Callable[[], None]) -> None:
+        """Do something where this rank has failed, or heard that another has."""
+
     def close(self) -> None:
         """This rank will not talk again."""

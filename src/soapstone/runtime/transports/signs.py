@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import ref
@@ -44,7 +46,7 @@ class Sign(NamedTuple):
     @property
     def state(self) -> str:
         """Of its process, as Linux has it; nothing where that is not known."""
-        if self.host != socket.gethostname():
+        if self.host != _here():
             return ""
         try:
             return Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
@@ -52,6 +54,15 @@ class Sign(NamedTuple):
             return "X" if Path("/proc/self").exists() else ""
         except OSError:
             return ""
+
+
+@cache
+def _here() -> str:
+    """Where the numbers of processes are the same: a machine since it was started, and a container of it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname()
 
 
 class Signs:
@@ -63,6 +74,8 @@ class Signs:
         self._own, self._asked = (PrefixStore("soapstone signs", store.clone()) for _ in range(2))
         self._number, self._joined = 0, False  # joined: the world that it is of has begun
         self._looks: list[Callable[[], None]] = []
+        self._waits: list[Callable[[], bool]] = []
+        self._tellers: list[Callable[[str], None]] = []
         self._closed = threading.Event()
         self._show()
         self._thread = threading.Thread(target=self._beat, name="soapstone signs", daemon=True)
@@ -72,6 +85,14 @@ class Signs:
     def at_each(self, look: Callable[[], None]) -> None:
         """Do something once a second, on the thread that writes the signs."""
         self._looks.append(look)
+
+    def waits_where(self, is_waiting: Callable[[], bool]) -> None:
+        """Another way to wait for other ranks than in a call that sets `waiting`."""
+        self._waits.append(is_waiting)
+
+    def at_failure(self, tell: Callable[[str], None]) -> None:
+        """Do something with the reason where this rank fails, or hears that another has."""
+        self._tellers.append(tell)
 
     def close(self) -> None:
         """This rank ends in good order."""
@@ -86,6 +107,8 @@ class Signs:
         if not isinstance(error, LostRankError):
             reason = f"rank {self.rank} failed {self.doing}: {reason}"
         self._leave(reason)
+        for tell in self._tellers:
+            tell(reason)
         return reason
 
     def _leave(self, note: str) -> None:
@@ -113,7 +136,8 @@ class Signs:
             while not self._closed.wait(BEAT) and not self._is_over():
                 self._show()
                 for look in self._looks:
-                    look()
+                    with suppress(RuntimeError):
+                        look()
             if not self._is_over():
                 self._show()
         except RuntimeError:  # the store is gone, and the world with it
@@ -126,7 +150,8 @@ class Signs:
 
     def _show(self) -> None:
         self._number += 1
-        sign = Sign(self._number, socket.gethostname(), os.getpid(), self.doing, self.waiting)
+        waiting = self.waiting or any(is_waiting() for is_waiting in self._waits)
+        sign = Sign(self._number, _here(), os.getpid(), self.doing, waiting)
         self._own.set(str(self.rank), json.dumps(sign))
 
     def _inquire(self, timed_out: bool) -> str:

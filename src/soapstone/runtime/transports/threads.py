@@ -162,6 +162,9 @@ class ThreadTransport:
             self.hub.failure = self.hub.failure or (self.rank, reason)
             self.hub.changed.notify_all()
 
+    def at_failure(self, act: Callable[[], None]) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

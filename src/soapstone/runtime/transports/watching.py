@@ -74,11 +74,11 @@ class Watch:
             self.lose(reason)
 
     def lose(self, reason: str) -> None:
-        """Give up, once what is on its way has had time to come."""
+        """Pass it on, and give up once what is on its way has had time to come."""
         self._lost = reason
+        self.announce(reason)
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and not self._is_idle():
             time.sleep(0.05)
         if not self._is_idle():
             self._abort()
-        self.announce(self._lost)
