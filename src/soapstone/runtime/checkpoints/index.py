@@ -18,7 +18,7 @@ from .holdings import Holding
 
 NAME = "checkpoint.json"
 FORMAT = 2
-MAX_BYTES, MAX_VALUES = 2**30, 2**26  # some five numbers for each box of each rank
+MAX_BYTES, MAX_VALUES = 2**30, 2**26  # some nine for each box
 _KEYS = ("format", "soapstone")
 
 Place = tuple[
