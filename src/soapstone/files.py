@@ -29,6 +29,7 @@ _SHORT.maxlevel = 2
 _SHORT.maxstring = _SHORT.maxother = 78
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)  # only the process can be asked, by setting it
+FILE_MODE = 0o666 & ~_UMASK  # as of any file that a program makes
 
 
 def version() -> str:
@@ -61,7 +62,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise SoapstoneError(f"cannot write {path}: {error.strerror}; choose another folder") from None
     try:
         yield Path(name)
-        os.chmod(name, 0o666 & ~_UMASK)
+        os.chmod(name, FILE_MODE)
         os.replace(name, path)
     except BaseException as error:
         os.unlink(name)
@@ -146,7 +147,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
         if not stat.S_ISREG(about.st_mode):
             raise SoapstoneError(f"{path} is not a plain file; name one")
         with open(handle, "rb", closefd=False) as file:
-            data = file.read(most + 1) if about.st_size <= most else b""
+            data = file.read(about.st_size + 1) if about.st_size <= most else b""  # as much is set aside at once
     finally:
         os.close(handle)
     if max(about.st_size, len(data)) > most:

@@ -170,6 +170,7 @@ def test_a_killed_rank_is_told_of_in_a_sentence(tmp_path: Path) -> None:
         pytest.param(("plan", "lenet", "-t", "cpu:1x2", "--rank", "2"), "there is no rank 2", marks=pytest.mark.long),
         (("plan", "lenet", "-t", "cpu:1x2", "-s", "nowhere.json"), "there is no strategy 'nowhere.json'"),
         (("train", "lenet", "-t", "cpu:1x2", "--resume"), "add --save FOLDER"),
+        (("train", "lenet", "-t", "cpu:1x2", "--save", "/proc/x"), "cannot write to --save /proc/x"),
     ],
 )
 def test_bad_calls_end_in_a_sentence(arguments: tuple[str, ...], wanted: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -166,10 +167,10 @@ def test_where_one_rank_cannot_write_all_ranks_say_so(
     state = saved(tmp_path)
     plain = storage.write_tensors
 
-    def full(folder: Path, rank: int, values: list[torch.Tensor]) -> None:
+    def full(folder: Path, rank: int, own: str, values: list[torch.Tensor]) -> None:
         if rank == lame:
             raise OSError(28, "No space left on device")
-        plain(folder, rank, values)
+        plain(folder, rank, own, values)
 
     monkeypatch.setattr("soapstone.runtime.checkpoints.saving.write_tensors", full)
 
@@ -179,7 +180,9 @@ def test_where_one_rank_cannot_write_all_ranks_say_so(
 
     def act(parallel: Parallel, optimizer: torch.optim.Optimizer, work: ss.Workload) -> None:
         step(parallel, optimizer, work)
-        wanted = rf"rank {lame}: cannot write the checkpoint: No space left on device; the last whole one"
+        wanted = (
+            rf"rank {lame}: cannot write a checkpoint to .*: No space left on device; make room .*step-000000001 is"
+        )
         with pytest.raises(ss.SoapstoneError, match=wanted):
             save(parallel, optimizer)
         step(parallel, optimizer, work)  # and training can go on
@@ -212,6 +215,19 @@ def test_a_flipped_bit_of_a_weight_is_found(tmp_path: Path) -> None:
 
     on_ranks(act)
     with pytest.raises(ss.SoapstoneError, match="not those that were written"):
+        whole_state(tmp_path)
+
+
+def test_files_of_two_checkpoints_are_told_apart(tmp_path: Path) -> None:
+    def act(parallel: Parallel, optimizer: torch.optim.Optimizer, work: ss.Workload) -> None:
+        for number in (1, 2):
+            step(parallel, optimizer, work)
+            parallel.save(tmp_path, optimizer, step=number)
+
+    on_ranks(act)
+    first, second = (tmp_path / f"step-00000000{number}" / "rank-00001.safetensors" for number in (1, 2))
+    shutil.copyfile(first, second)
+    with pytest.raises(ss.SoapstoneError, match="it is of another checkpoint"):
         whole_state(tmp_path)
 
 

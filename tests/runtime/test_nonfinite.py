@@ -70,6 +70,13 @@ def test_a_step_is_skipped_whole(strategy: ss.Strategy) -> None:
         assert_same(*kept)
 
 
+def test_skipping_has_an_end(strategy: ss.Strategy) -> None:
+    good, bad, _ = batches()
+    with pytest.raises(ss.SoapstoneError, match="the loss of step 13 is not finite, nor are those of 10 steps before"):
+        on_ranks("skip", strategy, [good, bad, good, *[bad] * 9, good, *[bad] * 11][-13:])
+    on_ranks("skip", strategy, [bad] * 10)
+
+
 def test_a_run_ends_with_the_step_in_its_sentence(strategy: ss.Strategy) -> None:
     with pytest.raises(ss.SoapstoneError, match=r"the loss of step 2 is not finite: all weights are; lower the"):
         on_ranks("stop", strategy, batches())

@@ -146,7 +146,7 @@ def _wrong_number(error: Any) -> str:
 
 def _reworded(error: Any) -> str:
     """A complaint of the parser's, with the name that was probably meant."""
-    sentence: str = error.format_message()
+    sentence: str = error.format_message().replace("Value error, ", "")
     remedy = "try --help"
     if possible := getattr(error, "possibilities", None):
         sentence, remedy = error.message, meant(error.option_name, possible, remedy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from ..simulator import Simulation
     from ..tracing import Workload
 
+LEARNING_RATE = 1e-3
+SPEAKING = 30.0  # seconds after which a line is due
 WARM = 3  # steps that do not count: the first ones record what the others repeat
 FAR_OFF = 1.5  # times
 
@@ -33,7 +37,7 @@ class Run:
     """How the user wants to train."""
 
     steps: int
-    lr: float
+    lr: float | None  # what the checkpoint has, or the default
     seed: int
     dropout: str
     optimizer: str
@@ -47,7 +51,7 @@ class Run:
     on_nan: str = "stop"
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf"):
+        if self.lr is not None and not 0 < self.lr < float("inf"):
             raise SoapstoneError(f"--lr {self.lr} is no learning rate; use a number above 0")
         if not -(2**63) <= self.seed < 2**63:
             raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
@@ -55,6 +59,8 @@ class Run:
             raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
         if self.save is not None and self.save.exists() and not self.save.is_dir():
             raise SoapstoneError(f"--save {self.save} is a file; name a folder")
+        if self.save is not None:
+            _check_folder(self.save)
 
     def saves_after(self, step: int, last: bool) -> bool:
         return self.save is not None and (last or (self.every is not None and (step + 1) % self.every == 0))
@@ -62,7 +68,16 @@ class Run:
     def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
         from ..runtime.optimizers import torch_optimizer
 
-        return torch_optimizer(self.optimizer, parameters, self.lr)
+        return torch_optimizer(self.optimizer, parameters, LEARNING_RATE if self.lr is None else self.lr)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise SoapstoneError unless checkpoints can be written there, before training begins."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise SoapstoneError(f"cannot write to --save {folder}: {error.strerror}; name another folder") from None
 
 
 @dataclass(frozen=True)
@@ -125,10 +140,11 @@ def run_steps(
     parallel = _parallel(case, work, strategy, wanted, transport, place)
     optimizer = wanted.optimizer_of(parallel.parameters())
     batch = [tensor.to(place) for tensor in work.batch]
-    losses, seconds, record = [], [], None
+    losses, seconds, record, skipped = [], [], None, 0
     first, end = _first_step(parallel, optimizer, wanted, transport), WARM + wanted.steps
     if first >= end:
         return None
+    said = perf_counter()
     for step in range(first, end):
         last = step == end - 1
         transport.exchange(None)  # all begin together
@@ -145,10 +161,16 @@ def run_steps(
         losses.append(loss.item())
         if last:
             record = parallel.watched(begin, perf_counter_ns())
-        if transport.rank == 0 and step % max(1, wanted.steps // 5) == 0:
-            say(f"step {step}: loss {losses[-1]:.6g}, {duration(seconds[-1])}")
+        is_skipped = wanted.on_nan == "skip" and not math.isfinite(losses[-1])
+        skipped += is_skipped
+        if transport.rank == 0 and (step % max(1, wanted.steps // 5) == 0 or is_skipped or start - said > SPEAKING):
+            done = "is left out" if is_skipped else duration(seconds[-1])
+            say(f"step {step}: loss {losses[-1]:.6g}, {done}")
+            said = start
         if wanted.save is not None and wanted.saves_after(step, last):
             parallel.save(wanted.save, optimizer, step=step + 1, keep=wanted.keep, wait=last)
+    if skipped and transport.rank == 0:
+        say(f"{skipped} of {len(losses)} steps were left out, since their losses were not finite.")
     slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:] or seconds))]
     median = statistics.median(slowest)
     rates = throughput(case.graph, case.topology, median)
@@ -163,6 +185,8 @@ def _first_step(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Ru
     found = wanted.save is not None and any(transport.exchange(latest(wanted.save) is not None))
     if wanted.save is not None and not found and transport.rank == 0:
         begin(wanted.save)
+        if wanted.resume:
+            say(f"{wanted.save} has no checkpoint: this is a new run.")
     if wanted.save is None or not found:
         if wanted.weights is not None:
             parallel.load_weights(wanted.weights)
@@ -171,8 +195,10 @@ def _first_step(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Ru
         folder = wanted.save
         agree(transport, lambda: check_own(folder) if transport.rank == 0 else None)
     step = parallel.load(wanted.save, optimizer)
+    for group in optimizer.param_groups if wanted.lr is not None else ():
+        group["lr"] = wanted.lr
     if transport.rank == 0:
-        done = "which were all" if step >= WARM + wanted.steps else "to go on from"
+        done = "which were all; --steps says how many" if step >= WARM + wanted.steps else "to go on from"
         say(f"{wanted.save} has {step} steps, {done}.")
     return step
 

@@ -38,8 +38,12 @@ class OnNan(StrEnum):
     ignore = "ignore"
 
 
-Steps = Annotated[int, typer.Option(min=1, help="Steps to time, after a few to warm up.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="The optimizer's learning rate.")]
+Steps = Annotated[
+    int, typer.Option(min=1, help="Steps after the first three, which warm up; with --resume, in all of the run.")
+]
+LearningRate = Annotated[
+    float | None, typer.Option("--lr", help="The optimizer's learning rate: 0.001, or as in the checkpoint.")
+]
 Check = Annotated[bool, typer.Option("--check", help="Compare losses and weights with one device first.")]
 Trace = Annotated[Path | None, typer.Option(help="Write the last step's real timeline here, for ui.perfetto.dev.")]
 Dropout = Annotated[str, typer.Option(help="counter: masks by seed, step and element; replay: torch's own masks.")]
@@ -56,9 +60,13 @@ WeightsFile = Annotated[
     Path | None, typer.Option("--weights", help="Begin with the weights of a .safetensors or .pt file.")
 ]
 NanOption = Annotated[
-    OnNan, typer.Option("--on-nan", help="After a loss that is not finite: end, or leave the step out.")
+    OnNan,
+    typer.Option(
+        "--on-nan",
+        help="A loss that is not finite: end; leave its step out, ten in a row at most; do not look.",
+    ),
 ]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds that ranks wait for one another.")]
+Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds that ranks wait for one another.")]
 
 
 @takes_case
@@ -66,7 +74,7 @@ def train(
     case: Case,
     strategy: StrategyName = "data",
     steps: Steps = 10,
-    lr: LearningRate = 1e-3,
+    lr: LearningRate = None,
     seed: Seed = 0,
     dropout: Dropout = "counter",
     compiled: Compile = False,

@@ -9,6 +9,7 @@ from ..graph import scaled
 from .execute import Executor
 
 ON_NAN = ("ignore", "stop", "skip")
+MOST_SKIPPED = 10  # steps in a row
 
 
 class Faults:
@@ -18,16 +19,19 @@ class Faults:
         self._executor, self._on_nan = executor, on_nan
         self.accepts = None if on_nan == "ignore" else self._look
         self.is_nonfinite = False  # the last loss
+        self._in_a_row = 0  # steps that were skipped
 
     def _look(self, loss: torch.Tensor) -> bool:
         self.is_nonfinite = not bool(loss.isfinite())
+        self._in_a_row = self._in_a_row + 1 if self.is_nonfinite else 0
         return not self.is_nonfinite
 
     def handle(self, step: int) -> None:
         """A loss was not finite. Raises RankError on all ranks, or lets the optimizer find no gradients."""
         self._executor.store.drop_gradients()
-        if self._on_nan == "stop":
-            raise RankError(f"the loss of step {step} is not finite: {self._where()}")
+        if self._on_nan == "stop" or self._in_a_row > MOST_SKIPPED:
+            skipped = f", nor are those of {MOST_SKIPPED} steps before it that were skipped" * (self._on_nan == "skip")
+            raise RankError(f"the loss of step {step} is not finite{skipped}: {self._where()}")
 
     def _where(self) -> str:
         own = [name for name, tensor in self._executor.store.parameters() if not bool(tensor.isfinite().all())]
@@ -35,7 +39,7 @@ class Faults:
         for rank, names in enumerate(found):
             if names:
                 return f"{names[0]!r} is not, on rank {rank}, since an earlier step; go on from an older checkpoint"
-        return "all weights are; lower the learning rate, clip gradients, look at the batch, or skip such steps"
+        return "all weights are; lower the learning rate, clip gradients, or look at the batch"
 
     def announce(self, error: BaseException, step: int) -> BaseException:
         """Let other ranks hear of an error; what is to be raised here."""

@@ -214,29 +214,32 @@ class Parallel:
         """Take a whole model's weights from a plain file: safetensors, or a state dict that `torch.save` wrote."""
         from .checkpoints import read_weights
 
-        self.load_state_dict(agree(self._transport, lambda: read_weights(Path(path))))
+        self._take_state(agree(self._transport, lambda: read_weights(Path(path))), f"{path}")
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take a whole state, such as `state_dict` gives; each rank keeps its own part of it. Tied weights may be there
         under one name. Raises RankError on every rank, before anything changes, where names or shapes are not the
         model's."""
+        self._take_state(state, "the state")
+
+    def _take_state(self, state: Mapping[str, torch.Tensor], source: str) -> None:
         own, aliases = self._work.model.state_dict(), self._graph.aliases
         given = {aliases.get(name, name): tensor for name, tensor in state.items()}
         state = {**{name: given[aliases.get(name, name)] for name in own if aliases.get(name, name) in given}, **state}
-        agree(self._transport, lambda: _check_state(own, state))
+        agree(self._transport, lambda: _check_state(own, state, source))
         kept = {self._graph.aliases.get(name, name): tensor for name, tensor in state.items()}
         if not is_meta(self._work.model):
             self._work.model.load_state_dict(dict(state))  # for what no op reads
         self._store.load(kept)
 
 
-def _check_state(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+def _check_state(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], source: str) -> None:
     for name, tensor in own.items():
         if not isinstance(state.get(name), torch.Tensor):
-            raise RankError(f"the state has no tensor {name!r}")
+            raise RankError(f"{source} has no tensor {name!r}, which the model has")
         if state[name].shape != tensor.shape:
             found, wanted = list(state[name].shape), list(tensor.shape)
-            raise RankError(f"{name!r} has shape {found} in the state, but {wanted} in the model")
+            raise RankError(f"{name!r} has shape {found} in {source}, but {wanted} in the model")
     for name in state:
         if name not in own:
-            raise RankError(f"the state has {name!r}, which the model does not have")
+            raise RankError(f"{source} has {name!r}, which the model does not have")

@@ -17,7 +17,7 @@ from ...files import decode, encode, num_values, read_json, shortened, version, 
 from .holdings import Holding
 
 NAME = "checkpoint.json"
-FORMAT = 2
+FORMAT = 3
 MAX_BYTES, MAX_VALUES = 2**30, 2**26  # some nine for each box
 _KEYS = ("format", "soapstone")
 
@@ -58,8 +58,10 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Index:
-    """`names` has the model's own names for tensors, several for one that is tied."""
+    """`own` is a name that no other checkpoint has, and that its files have, too; `names` has the model's own names
+    for tensors, several for one that is tied."""
 
+    own: str
     step: int
     ranks: int
     dropout: dict[str, Any]
@@ -80,7 +82,10 @@ class Index:
     def read(cls, folder: Path) -> Index:
         """Raises SoapstoneError where it is damaged, or of another version."""
         path = folder / NAME
-        data = read_json(path, MAX_BYTES, MAX_VALUES)
+        try:
+            data = read_json(path, MAX_BYTES, MAX_VALUES)
+        except SoapstoneError as error:
+            raise SoapstoneError(f"{error}; remove {folder} to use the checkpoint before") from None
         if not isinstance(data, dict) or "tensors" not in data:
             raise SoapstoneError(f"{path} is no checkpoint; name the folder that --save named")
         if data.get("format") != FORMAT:

@@ -30,7 +30,7 @@ from ...strategy import Strategy
 from ..agreement import agree
 from ..execute import Executor
 from ..transports import Transport
-from .folders import name_of, prune, remove_halves, saved_in
+from .folders import latest, name_of, prune, remove_halves, saved_in
 from .holdings import Holding, held, unread
 from .index import NAME, Index, Optimizer, places, plain_numbers
 from .storage import file_of, picked, plan_of, sync, without_copies, write_tensors
@@ -62,18 +62,19 @@ class Saver:
         ranks where the save before, or the beginning of this one, failed on one."""
         self.finish()
         rank, transport = self._transport.rank, self._transport
-        half = folder / f"{HALF}{name_of(step)}-{transport.exchange(uuid4().hex)[0]}"  # no other run's
+        own = str(transport.exchange(uuid4().hex)[0])
+        half = folder / f"{HALF}{name_of(step)}-{own}"  # no other run's
         self._half = half
         agree(self._transport, lambda: _begin(folder, half, step, keep) if rank == 0 else None)
         held_here = agree(self._transport, lambda: self._described(optimizer))
         plans = self._plans_for(plan_of(held_here))
         values = picked(plans[rank], held_here)
         ready = self._copy(values) if copied else lambda: values
-        act = self._write(half, ready)
+        act = self._write(half, own, ready)
         shared = transport.exchange(agree(transport, lambda: _optimizer_numbers(self._executor, optimizer)))
         if rank == 0:
             numbers = {name: row for rows in shared for name, row in rows.items()}
-            index = self._index(step, places(plans, held_here), _optimizer(optimizer, numbers))
+            index = self._index(own, step, places(plans, held_here), _optimizer(optimizer, numbers))
             finish = self._finish(folder, half, index, keep)
             act = _both(act, finish)
         self._start(act)
@@ -85,8 +86,8 @@ class Saver:
         writing, first = self._writing, self._transport.rank == 0
         self._writing = None
         try:
-            agree(self._transport, lambda: None if first else _result(writing))
-            agree(self._transport, lambda: _result(writing))  # rank 0's, which has all files now
+            agree(self._transport, lambda: None if first else _result(writing, self._half.parent))
+            agree(self._transport, lambda: _result(writing, self._half.parent))  # rank 0's, which has all files now
         except SoapstoneError:
             self._cancelled.set()
             wait([writing])
@@ -125,15 +126,15 @@ class Saver:
 
         return ready
 
-    def _index(self, step: int, tensors: Any, optimizer: Optimizer | None) -> Index:
+    def _index(self, own: str, step: int, tensors: Any, optimizer: Optimizer | None) -> Index:
         executor, graph = self._executor, self._executor.store.graph
         counters = {name: int(counter) for name, counter in executor.store.counters.items()}
         names = {name: graph.aliases.get(name, name) for name in self._model.state_dict()}
         names = {name: own for name, own in names.items() if own in counters or f"model/{own}" in tensors}
-        return Index(step, self._transport.size, executor.draws.state(), counters, names, tensors, optimizer)
+        return Index(own, step, self._transport.size, executor.draws.state(), counters, names, tensors, optimizer)
 
-    def _write(self, half: Path, ready: Callable[[], list[torch.Tensor]]) -> Callable[[], None]:
-        return lambda: write_tensors(half, self._transport.rank, ready())
+    def _write(self, half: Path, own: str, ready: Callable[[], list[torch.Tensor]]) -> Callable[[], None]:
+        return lambda: write_tensors(half, self._transport.rank, own, ready())
 
     def _finish(self, folder: Path, half: Path, index: Index, keep: int) -> Callable[[], None]:
         """Make the folder whole once all files are there."""
@@ -193,13 +194,15 @@ def _fulfil(writing: Future[None], act: Callable[[], None]) -> None:
         writing.set_result(None)
 
 
-def _result(writing: Future[None]) -> None:
+def _result(writing: Future[None], folder: Path) -> None:
     """Wait for a thread's work. Raises RankError where it failed."""
     try:
         writing.result()
     except Exception as error:
         what = getattr(error, "strerror", None) or _SAFETENSORS.sub("", str(error)) or type(error).__name__
-        raise RankError(f"cannot write the checkpoint: {what}; the last whole one is still there") from None
+        last = latest(folder)
+        left = f"{last.name} is still there" if last is not None else "there is none yet"
+        raise RankError(f"cannot write a checkpoint to {folder}: {what}; make room there ({left})") from None
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

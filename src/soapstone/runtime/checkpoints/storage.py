@@ -24,12 +24,12 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ...errors import RankError
-from ...files import HALF
+from ...files import FILE_MODE, HALF
 from .boxes import Chunk
 from .holdings import Holding, whole_holding
 from .index import Index, Place, Stored
 
-_SUM = "sum"  # of all of a file's tensors
+_SUM, _OF = "sum", "of"  # of all of a file's tensors; the checkpoint that it belongs to
 
 
 def file_of(rank: int) -> str:
@@ -59,11 +59,14 @@ def picked(plan: SavePlan, held: Mapping[str, Holding]) -> list[torch.Tensor]:
     return [chunks[item.index.fqn, tuple(item.index.offset or ())].read() for item in plan.items]
 
 
-def write_tensors(folder: Path, rank: int, values: list[torch.Tensor]) -> None:
-    """A rank's file. It has its name once it is on disk."""
+def write_tensors(folder: Path, rank: int, own: str, values: list[torch.Tensor]) -> None:
+    """A rank's file, of the checkpoint with such a name of its own. It has its own name once it is on disk."""
     half = folder / f"{HALF}{file_of(rank)}"
     tensors = [tensor.to("cpu").contiguous() for tensor in values]
-    save_file({str(number): tensor for number, tensor in enumerate(tensors)}, half, {_SUM: _checksum(tensors)})
+    save_file(
+        {str(number): tensor for number, tensor in enumerate(tensors)}, half, {_SUM: _checksum(tensors), _OF: own}
+    )
+    half.chmod(FILE_MODE)
     sync(half)
     half.rename(folder / file_of(rank))
 
@@ -150,8 +153,11 @@ class Checkpoint:
         with self._reading(rank) as file:
             sizes = {str(number): list(sizes) for _, sizes, _, number in places}
             found = _checksum(file.get_tensor(str(number)) for number in range(len(sizes)))
-            if (file.metadata() or {}).get(_SUM) != found:
+            said = file.metadata() or {}
+            if said.get(_SUM) != found:
                 raise SafetensorError("its numbers are not those that were written")
+            if said.get(_OF) != self.index.own:
+                raise SafetensorError("it is of another checkpoint")
             if {key: file.get_slice(key).get_shape() for key in file.keys()} != sizes:  # noqa: SIM118
                 raise SafetensorError("it is not of this checkpoint")
 
