@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -71,23 +70,13 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
     first, *gradients = (torch.randn(6, 8, generator=generator) for _ in range(4))
     for group in optimizer.param_groups:
         try:
-            whole, _ = _stepped(optimizer, group, [first], [[gradient] for gradient in gradients])
-            pieces, _ = _stepped(optimizer, group, _pieces(first), [_pieces(gradient) for gradient in gradients])
+            whole = _stepped(optimizer, group, [first], [[gradient] for gradient in gradients])
+            pieces = _stepped(optimizer, group, _pieces(first), [_pieces(gradient) for gradient in gradients])
         except Exception:
             return False  # it needs a closure, or parameters of some shape
         if not torch.allclose(whole[0].reshape(-1), torch.cat(pieces), rtol=1e-4, atol=1e-6):
             return False
     return True
-
-
-def single_numbers(optimizer: optim.Optimizer) -> set[str]:
-    """What an optimizer keeps as one number for a parameter of any shape."""
-    found = {"step"}
-    for group in optimizer.param_groups:
-        with suppress(Exception):
-            _, (state,) = _stepped(optimizer, group, [torch.ones(2, 3)], [[torch.ones(2, 3)]])
-            found |= {key for key, value in state.items() if isinstance(value, torch.Tensor) and not value.ndim}
-    return found
 
 
 def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -97,9 +86,8 @@ def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _stepped(
     optimizer: optim.Optimizer, like: dict[str, Any], values: list[torch.Tensor], gradients: list[list[torch.Tensor]]
-) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
-    """Parameters after some steps of an optimizer of the same class, in a group like one of its own, and their
-    states."""
+) -> list[torch.Tensor]:
+    """Parameters after some steps of an optimizer of the same class, in a group like one of its own."""
     parameters = [nn.Parameter(value.clone()) for value in values]
     trial = copy.copy(optimizer)
     own = {key: value for key, value in vars(optimizer).items() if key not in _OWN}
@@ -112,4 +100,4 @@ def _stepped(
         for parameter, gradient in zip(parameters, row):
             parameter.grad = gradient.clone()
         trial.step()
-    return [parameter.detach() for parameter in parameters], [trial.state[parameter] for parameter in parameters]
+    return [parameter.detach() for parameter in parameters]

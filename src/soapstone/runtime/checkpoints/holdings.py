@@ -11,10 +11,11 @@ from torch import nn
 
 from ...errors import RankError
 from ...parts import Box, lengths
-from ..elementwise import single_numbers
 from ..store import Store
 from ..weights import state_of
 from .boxes import Chunk, chunks_of, remainder, runs
+
+_SINGLE = ("step", "mu_product", "eta", "mu")  # what torch's optimizers keep as one number, also of a parameter of one
 
 
 class Holding(NamedTuple):
@@ -29,13 +30,12 @@ def held(store: Store, optimizer: torch.optim.Optimizer | None) -> dict[str, Hol
     """`model/NAME`, and `optimizer/WHAT/NAME` for the tensors that an optimizer keeps for a parameter."""
     found: dict[str, Holding] = {}
     parameters = dict(store.parameters())
-    singles = single_numbers(optimizer) if optimizer is not None else set()
     for i, shard in store.shards.items():
         name, shape = shard.name, tuple(store.graph.tensors[i].shape)
         own = store.sharded[i].parameter if i in store.sharded else shard.tensor
         found[f"model/{name}"] = Holding(shape, own.dtype, list(_chunks(store, i, own)))
         for what, values in tensors_of(optimizer, parameters.get(name)).items():
-            if what in singles:
+            if what in _SINGLE and not values.ndim:
                 continue
             place = f"optimizer/{what}/{name}"
             if values.shape == own.shape:
