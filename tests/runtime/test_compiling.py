@@ -55,6 +55,7 @@ def test_compiled_segments_train_like_one_device(
         assert_same(record, wanted)
 
 
+@pytest.mark.long
 def test_compiled_segments_train_microbatches(tmp_path: Path) -> None:
     graph, case = captured("mlp"), ALL["mlp"]
     strategy = ss.baselines.grid(graph, ss.Topology.parse("cpu:1x2"), (1, 1, 2), 2)

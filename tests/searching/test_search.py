@@ -371,7 +371,9 @@ def test_layers_and_blocks_are_tied() -> None:
         assert len({graph_of("gpt2").alike[i] for i in group}) == 1
 
 
-@pytest.mark.parametrize(("model", "text"), [("resnet-101", "p100:4x4"), ("inception-v3", "k80:1x4")])
+@pytest.mark.parametrize(
+    ("model", "text"), [pytest.param("resnet-101", "p100:4x4", marks=pytest.mark.long), ("inception-v3", "k80:1x4")]
+)
 def test_where_the_bound_does_not_decide_the_peak_does(model: str, text: str) -> None:
     """Memory between data parallelism's peak and its bound: the default search finds something, and it fits."""
     topology = ss.Topology.parse(text)
