@@ -101,7 +101,7 @@ def test_ranks_speaks_to_machines(soapstone: Soapstone, monkeypatch: pytest.Monk
     from contextlib import nullcontext
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("soapstone.runtime.sharing.shared_gpu", lambda count: nullcontext([{}] * count))
+    monkeypatch.setattr("soapstone.runtime.sharing.shared_gpu", lambda count, _: nullcontext([{}] * count))
     monkeypatch.setattr("soapstone.runtime.sharing.run_ranks", lambda _, environments: [0 for _ in environments])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert json.loads(soapstone("ranks", "2", "--json", "--", "true").out) == {"statuses": [0, 0]}

@@ -1,20 +1,21 @@
-"""`soapstone calibrate`: how fast are the links here? Under torchrun. `soapstone ranks`: several ranks on one GPU."""
+"""`soapstone calibrate`: how fast are the links here? Under torchrun. `soapstone ranks`: several ranks or nodes here."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import SoapstoneError
-from ..files import check_writable
+from ..files import check_writable, shortened
 from ..graph import scaled
 from .common import AsJson, Listing, print_all, print_json, say
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from ..runtime.calibration import Calibration
 
 EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml"
-NumRanks = Annotated[int, typer.Argument(min=1, help="How many ranks share the GPU.")]
+Shape = Annotated[str, typer.Argument(metavar="RANKS|NODESxRANKS", help="How many ranks, or nodes and ranks of each.")]
+Gbit = Annotated[float | None, typer.Option(min=0.001, max=1000, help="Gb/s that a node's adapter passes each way.")]
+Agents = Annotated[bool, typer.Option("--agents", help="Run the command once on each node, as torchrun's agents are.")]
 Command = Annotated[list[str], typer.Argument(help="What each rank runs; write -- before it.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the topology here, as YAML.")]
 
@@ -98,29 +101,63 @@ def measured_links(transport: Transport, place: torch.device) -> Calibration:
 
 
 def ranks(
-    count: NumRanks,
+    shape: Shape,
     command: Command,
+    gbit: Gbit = None,
+    agents: Agents = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print each rank's exit status as JSON; what the ranks print goes to stderr.")
+        bool,
+        typer.Option("--json", help="Print each exit status as JSON; what the processes print goes to stderr."),
     ] = False,
 ) -> None:
-    """Run a command on ranks that share one GPU. They talk over NCCL, each with its part of the multiprocessors."""
-    import torch
+    """Run a command on several ranks of this machine: ranks that share one GPU, or several nodes.
 
-    from ..runtime.sharing import run_ranks, shared_gpu
+    Ranks that share a GPU talk over NCCL, each with its part of the multiprocessors. A node is a network namespace
+    with an adapter of its own, so NODESxRANKS needs root.
+    """
+    from ..runtime.sharing import made_nodes, run_ranks
 
+    num_nodes, per_node = _shape(shape)
     if shutil.which(command[0]) is None:
         raise SoapstoneError(f"there is no command {command[0]!r}")
-    if not torch.cuda.is_available():
-        raise SoapstoneError("there is no GPU to share; on CPUs, start ranks with torchrun")
+    if num_nodes == 0 and (gbit is not None or agents):
+        raise SoapstoneError("--gbit and --agents are for nodes; write NODESxRANKS, such as 2x4, for the ranks")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing of it stays
-    with shared_gpu(count) as environments, _stdout_to_stderr() if as_json else nullcontext():
-        found = run_ranks(command, environments)
+    with ExitStack() as stack:
+        if as_json:
+            stack.enter_context(_stdout_to_stderr())
+        environments = stack.enter_context(_environments(max(num_nodes, 1), per_node, agents))
+        if num_nodes == 0:
+            found = run_ranks(command, environments)
+        else:
+            nodes = stack.enter_context(made_nodes(num_nodes, gbit))
+            each = len(environments) // num_nodes
+            found = run_ranks(command, environments, enter=lambda number: nodes.enter(number // each))
     if as_json:
         print_json({"statuses": list(found)})
-    failed = [rank for rank, status in enumerate(found) if status]
+    failed = [number for number, status in enumerate(found) if status]
     if failed:
-        raise SoapstoneError(f"{'rank' if len(failed) == 1 else 'ranks'} {', '.join(map(str, failed))} failed")
+        what = "agent" if agents else "rank"
+        raise SoapstoneError(f"{what}{'s' if len(failed) > 1 else ''} {', '.join(map(str, failed))} failed")
+
+
+def _shape(text: str) -> tuple[int, int]:
+    """How many nodes, 0 for this machine as it is, and how many ranks each has: "2x4" or "4"."""
+    found = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", text, re.ASCII)
+    if not found:
+        raise SoapstoneError(f"the ranks are {shortened(text)}; write their number, or NODESxRANKS such as 2x4")
+    return int(found[1] or 0), int(found[2])
+
+
+def _environments(num_nodes: int, per_node: int, with_agents: bool) -> AbstractContextManager[list[dict[str, str]]]:
+    """Of each agent or rank, which shares the GPU if there is one."""
+    import torch
+
+    from ..runtime.sharing import agents, cpu_ranks, shared_gpu
+
+    if with_agents:
+        return nullcontext(agents(per_node, num_nodes))
+    return shared_gpu(per_node, num_nodes) if torch.cuda.is_available() else nullcontext(cpu_ranks(per_node, num_nodes))
 
 
 @contextmanager

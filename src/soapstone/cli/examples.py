@@ -48,6 +48,7 @@ EXAMPLES = {
     "ranks": (
         "soapstone ranks 4 -- python -m soapstone train lenet -t h200:1x4 --check",
         "soapstone ranks 2 -- python -m soapstone tune resnet-101 --batch 64",
+        "soapstone ranks 2x4 --gbit 8 -- python -m soapstone calibrate -o here.yaml",
     ),
     "train": (
         "torchrun --nproc-per-node 2 -m soapstone train lenet -t cpu:1x2 --check",
