@@ -15,10 +15,12 @@ from rich.table import Table
 
 from soapstone.files import write_atomically
 from soapstone.report.plots import plot_predictions
+from soapstone.runtime.transports import carried
 
 DIFFER = 1.05  # pairs that are closer are not held against anyone
 
 
+@carried
 @dataclass(frozen=True)
 class Row:
     """A strategy: seconds of a step as predicted and measured, those that the busiest device is predicted to compute,

@@ -8,11 +8,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..errors import RankError, SoapstoneError
+from ..errors import CaptureError, GraphError, LostRankError, RankError, SoapstoneError, StrategyError, TopologyError
 from .transports import Transport
 
 T = TypeVar("T")
-Problem = tuple[type[SoapstoneError], str]
+Problem = tuple[str, str]  # the name of an error's class, and its message
+_KINDS: dict[str, type[SoapstoneError]] = {
+    kind.__name__: kind
+    for kind in (SoapstoneError, TopologyError, GraphError, StrategyError, CaptureError, RankError, LostRankError)
+}
 
 
 def agree(transport: Transport, act: Callable[[], T]) -> T:
@@ -27,14 +31,15 @@ def agree(transport: Transport, act: Callable[[], T]) -> T:
 
 
 def _told(error: Exception) -> Problem:
-    return type(error) if isinstance(error, SoapstoneError) else RankError, str(error) or type(error).__name__
+    names = (kind.__name__ for kind in type(error).__mro__ if _KINDS.get(kind.__name__) is kind)
+    return next(names, RankError.__name__), str(error) or type(error).__name__
 
 
 def raise_any(transport: Transport, problems: list[Problem | None]) -> None:
     for rank, found in enumerate(problems):
         if found is not None:
-            kind, message = found
-            raise kind(message if transport.size == 1 else f"rank {rank}: {message}")
+            name, message = found
+            raise _KINDS.get(name, RankError)(message if transport.size == 1 else f"rank {rank}: {message}")
 
 
 class Verdict:

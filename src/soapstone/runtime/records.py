@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from .execute import WAIT, Executor, Span
 from .listing import summary
 from .plan import Run
+from .transports import carried
 
 
+@carried
 @dataclass(frozen=True, slots=True)
 class Happening:
     """Something that a rank did, from start to end in ns since the step began."""
@@ -21,6 +23,7 @@ class Happening:
     bytes: int = 0
 
 
+@carried
 @dataclass(frozen=True)
 class Record:
     """One rank's step: its events in order, and how much of it went by waiting."""

@@ -18,6 +18,7 @@ from ..simulator import Simulation
 from ..strategy import Strategy
 from .shard import Shard
 from .sharded import Sharded
+from .transports import carried
 
 STORED = ("parameter", "buffer")
 
@@ -31,6 +32,7 @@ def constant(tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(tensor.shape).clone()
 
 
+@carried
 class Owned(NamedTuple):
     """Values of a piece of a parameter or buffer, from one of its flat elements on."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..transports import Incoming, Outgoing, Pair, Pending, Transport
+from ..transports import Incoming, Outgoing, Pair, Pending, Transport, carried
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL, LARGE = KIB, 16 * MIB
@@ -24,6 +24,7 @@ BURST = 16
 WARM = 1  # rounds that do not count
 
 
+@carried
 class Spent(NamedTuple):
     """Seconds until something was done, and of the thread that issued it."""
 

@@ -33,7 +33,7 @@ from ..transports import Transport
 from .folders import latest, name_of, prune, remove_halves, saved_in
 from .holdings import Holding, held, unread
 from .index import NAME, Index, Optimizer, places, plain_numbers
-from .storage import file_of, picked, plan_of, sync, without_copies, write_tensors
+from .storage import file_of, picked, plan_from, plan_of, rows_of, sync, without_copies, write_tensors
 
 STRATEGY = "strategy.json"  # that it was saved under
 PATIENCE = 600.0  # seconds without a byte from any rank: a disk may take minutes to have all
@@ -106,7 +106,8 @@ class Saver:
     def _plans_for(self, own: SavePlan) -> list[SavePlan]:
         """What every rank writes, which is much to tell and the same each time."""
         if not all(self._transport.exchange(own == self._own_plan)):
-            self._own_plan, self._plans = own, without_copies(self._transport.exchange(own))
+            everyone = self._transport.exchange(rows_of(own))
+            self._own_plan, self._plans = own, without_copies([plan_from(rows) for rows in everyone])
         return self._plans
 
     def _copy(self, values: list[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:

@@ -4,7 +4,7 @@ who reads which part of what, is torch.distributed.checkpoint's to plan; its own
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from .boxes import Chunk
 from .holdings import Holding, whole_holding
 from .index import Index, Place, Stored
 
+Row = tuple[str, torch.dtype, Sequence[int], Sequence[int], Sequence[int]]  # name, type, shape, offsets, sizes
 _SUM, _OF = "sum", "of"  # of all of a file's tensors; the checkpoint that it belongs to
 
 
@@ -42,9 +43,30 @@ def plan_of(held: Mapping[str, Holding]) -> SavePlan:
 
 
 def _write_item(name: str, holding: Holding, chunk: Chunk) -> WriteItem:
-    place = ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
-    data = TensorWriteData(place, TensorProperties(dtype=holding.dtype), torch.Size(holding.shape))
+    return _planned(name, holding.dtype, holding.shape, chunk.offsets, chunk.sizes)
+
+
+def _planned(
+    name: str, dtype: torch.dtype, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
+) -> WriteItem:
+    place = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+    data = TensorWriteData(place, TensorProperties(dtype=dtype), torch.Size(shape))
     return WriteItem(MetadataIndex(name, place.offsets), WriteItemType.SHARD, tensor_data=data)
+
+
+def rows_of(plan: SavePlan) -> list[Row]:
+    """What another rank needs to make the same."""
+    rows: list[Row] = []
+    for item in plan.items:
+        assert item.tensor_data is not None
+        data, place = item.tensor_data, item.tensor_data.chunk
+        rows.append((item.index.fqn, data.properties.dtype, data.size, place.offsets, place.sizes))
+    return rows
+
+
+def plan_from(rows: list[Row]) -> SavePlan:
+    """The inverse of `rows_of`."""
+    return SavePlan([_planned(*row) for row in rows])
 
 
 def without_copies(plans: list[SavePlan]) -> list[SavePlan]:

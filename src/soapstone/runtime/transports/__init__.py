@@ -1,6 +1,7 @@
 """How ranks talk: the interface, and gloo, NCCL and threads behind it."""
 
 from .default import default_transport
+from .encoding import carried
 from .gloo import GlooTransport
 from .joining import joined
 from .nccl import NcclTransport
@@ -18,6 +19,7 @@ __all__ = [
     "ThreadTransport",
     "Transport",
     "alone",
+    "carried",
     "default_transport",
     "joined",
     "run_threads",

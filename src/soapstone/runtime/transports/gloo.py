@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import RankError
-from .groups import gathered_objects, raise_if_peer_lost, shared_groups
+from .groups import gathered, raise_if_peer_lost, shared_groups
 from .protocol import Incoming, Outgoing, Pair, Pending
 from .signs import shared_signs
 
@@ -186,7 +186,7 @@ class GlooTransport:
         self._gathered.clear()
 
     def exchange(self, value: Any) -> list[Any]:
-        return gathered_objects(value)
+        return gathered(value)
 
     def note(self, doing: str) -> None:
         self._signs.doing = doing

@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 
 from ...errors import LostRankError, RankError
+from .encoding import length, received, sent
 from .protocol import Pair
 from .signs import shared_signs
 
+SMALL = 512  # bytes of what goes in one message; larger values take two
 MOST_GROUPS = 16  # each has threads, connections or buffers of its own; rarer sets sum by messages
 
 
@@ -78,12 +80,23 @@ def shared_groups() -> Groups:
     return _shared[0][1]
 
 
-def gathered_objects(value: Any, group: Any = None) -> list[Any]:
-    """Every rank's value, by rank."""
-    values: list[Any] = [None] * dist.get_world_size()
+def gathered(value: Any, group: Any = None) -> list[Any]:
+    """Every rank's value, by rank. Raises RankError on all ranks where one cannot be sent or read."""
+    own = sent(value)
+    rows = _rows_of(own[:SMALL], SMALL, group)
+    sizes = [length(row[:SMALL].tobytes()) for row in rows]
+    if max(sizes) > SMALL:
+        rows = _rows_of(own, max(sizes), group)
+    return received([memoryview(row)[:size] for row, size in zip(rows, sizes)])
+
+
+def _rows_of(data: bytearray, width: int, group: Any) -> Any:
+    """The bytes of every rank, in as many columns."""
+    own, rows = torch.zeros(width, dtype=torch.uint8), torch.empty(dist.get_world_size(), width, dtype=torch.uint8)
+    own[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
     with raise_if_peer_lost():
-        dist.all_gather_object(values, value, group=group)
-    return values
+        (group or dist.group.WORLD)._allgather_base(rows.view(-1), own).wait()
+    return rows.numpy()
 
 
 _LATE = re.compile(r"[Tt]imed? ?out")

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ...errors import RankError
 from ...parts import CAPTURING
-from .groups import Groups, gathered_objects, raise_if_peer_lost, timeout_of
+from .groups import Groups, gathered, raise_if_peer_lost, timeout_of
 from .protocol import Incoming, Outgoing, Pair, Pending, Row
 from .signs import shared_signs
 from .watching import Watch
@@ -158,7 +158,7 @@ class NcclTransport:
 
     def exchange(self, value: Any) -> list[Any]:
         self._watch.raise_if_lost()
-        return gathered_objects(value, self._host)
+        return gathered(value, self._host)
 
     def note(self, doing: str) -> None:
         self._signs.doing = doing

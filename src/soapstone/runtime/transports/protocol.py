@@ -82,7 +82,9 @@ class Transport(Protocol):
         """Wait until everything that was sent has left."""
 
     def exchange(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank. Not for what happens in each step."""
+        """Every rank's value, by rank. Not for what happens in each step. A value is made of numbers, strings, bytes,
+        tensors (which arrive on the CPU), lists, tuples, sets, dicts and classes that are `carried`. Raises RankError
+        on all ranks where one rank's is not."""
         ...
 
     def note(self, doing: str) -> None:
