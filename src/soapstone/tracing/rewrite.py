@@ -232,11 +232,22 @@ def pad(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]
 def embedding(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """All rows one after the other, as of learned positions, are the weight: no op of its own, that some device would
     have to do for all. Rows that are left out would get no gradient, where a table's get zeros, which decay with it."""
+    _refuse_sparse(to, inputs, args)
     weight = inputs["weight"]
     all_rows = to.constant(inputs["indices"]) == list(range(to.shape(weight)[0]))
-    if not all_rows or args.get("scale_grad_by_freq") or args.get("sparse") or args.get("padding_idx", -1) >= 0:
+    if not all_rows or args.get("scale_grad_by_freq") or args.get("padding_idx", -1) >= 0:
         return None
     return [weight if to.shape(weight) == outputs[0] else _view(to, weight, outputs[0])]
+
+
+def _refuse_sparse(to: Recorder, inputs: Inputs, args: dict[str, Any]) -> None:
+    """Gradients are dense here. An optimizer treats those of a sparse table differently: rows that no sample looked up
+    stay as they are, where Adam's moments and weight decay would change them."""
+    if args.get("sparse") and to.trace.values[inputs["weight"]].grad:
+        name = to.trace.values[inputs["weight"]].name
+        raise CaptureError(
+            f"{name!r} is looked up with sparse=True, but gradients are dense here; leave out sparse=True"
+        )
 
 
 def routed_mm(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
@@ -246,6 +257,7 @@ def routed_mm(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
 
 def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """Bags of equal size are rows of look-ups that are added up or averaged."""
+    _refuse_sparse(to, inputs, args)
     bags, count = outputs[0][0], to.shape(inputs["indices"])[0]
     if args.get("mode") not in (0, 1) or "per_sample_weights" in inputs or count % bags:
         return None
