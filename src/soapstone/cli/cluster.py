@@ -1,4 +1,4 @@
-"""`soapstone calibrate`: how fast are the links here? Under torchrun. `soapstone ranks`: several ranks or nodes here."""
+"""`soapstone calibrate`, under torchrun: how fast are the links? `soapstone ranks`: several ranks or nodes here."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from ..errors import SoapstoneError
 from ..files import check_writable, shortened
 from ..graph import scaled
 from .common import AsJson, Listing, print_all, print_json, say
+from .live import measuring
 
 if TYPE_CHECKING:
     import torch
 
     from ..runtime import Transport
     from ..runtime.calibration import Calibration
+    from ..topology import Topology
 
 EXAMPLE = "torchrun --nproc-per-node 2 -m soapstone calibrate -o here.yaml"
 Shape = Annotated[str, typer.Argument(metavar="RANKS|NODESxRANKS", help="How many ranks, or nodes and ranks of each.")]
@@ -59,12 +61,7 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
                 }
             )
             return
-        numbers = ("latency", "overhead", "bandwidth", "summing")
-        table = Listing(("link", *numbers), numbers)
-        for link in found.topology.links:
-            times = (f"{link.latency / 1e3:.1f} us", f"{link.overhead / 1e3:.1f} us")
-            rates = (f"{scaled(link.bandwidth, 'B')}/s", f"{scaled(link.summing or 0, 'B')}/s")
-            table.add_row(f"{link.source} - {link.target}", *times, *rates)
+        table = _links(found.topology)
         sums = ", ".join(f"{scaled(size, 'B')} in {t * 1e6:,.0f} us" for size, t in found.all_reduce.items())
         if not sums:
             print_all("There is one rank, so there are no links to measure.")
@@ -86,18 +83,29 @@ def calibrate(output: Output = None, as_json: AsJson = False) -> None:
             say(f"Unsure, since it varied however often it was measured: {some}. Measure again on a quiet machine.")
 
 
+def _links(topology: Topology) -> Listing:
+    """A row for all links with the same numbers."""
+    numbers = ("latency", "overhead", "bandwidth", "summing")
+    table = Listing(("link", *numbers), numbers)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for link in topology.links:
+        times = (f"{link.latency / 1e3:.1f} us", f"{link.overhead / 1e3:.1f} us")
+        summing = link.bandwidth if link.summing is None else link.summing
+        rates = (f"{scaled(link.bandwidth, 'B')}/s", f"{scaled(summing, 'B')}/s")
+        rows.setdefault((*times, *rates), []).append(f"{link.source} - {link.target}")
+    for row, (first, *more) in rows.items():
+        table.add_row(f"{first} and {len(more)} more" if more else first, *row)
+    return table
+
+
 def measured_links(transport: Transport, place: torch.device) -> Calibration:
-    """What a calibration finds, saying meanwhile what it does; every rank calls it."""
+    """What a calibration finds; every rank calls it, and rank 0 shows how far it is."""
     from ..runtime.calibration import Calibrator
 
-    last = [""]
-
-    def progress(share: float, what: str) -> None:
-        if transport.rank == 0 and what != last[0]:
-            say(f"Measuring {what} ({share:.0%}) ...")
-            last[0] = what
-
-    return Calibrator(transport, place, progress).run()
+    if transport.rank != 0:
+        return Calibrator(transport, place).run()
+    with measuring(f"Measuring the links of {transport.size} ranks", every=20.0) as show:
+        return Calibrator(transport, place, show).run()
 
 
 def ranks(

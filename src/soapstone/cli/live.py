@@ -81,25 +81,27 @@ class Live:
 
 
 class Measuring:
-    """Hears which share of the times is known and shows it."""
+    """Shows which share of some measurements is done, and with what it goes on."""
 
-    def __init__(self, what: str, bar: Bar | None, console: Console) -> None:
-        self.what, self.bar, self.console = what, bar, console
+    def __init__(self, what: str, bar: Bar | None, console: Console, every: float) -> None:
+        self.what, self.bar, self.console, self.every = what, bar, console, every
         self._task = None if bar is None else bar.add_task(escape(what), total=1.0, facts="")
         self._told = monotonic()
 
-    def __call__(self, share: float) -> None:
+    def __call__(self, share: float, facts: str = "") -> None:
         if self.bar is not None and self._task is not None:
-            self.bar.update(self._task, completed=share)
-        elif monotonic() - self._told >= EVERY:
+            self.bar.update(self._task, completed=share, facts=facts)
+        elif monotonic() - self._told >= self.every:
             self._told = monotonic()
-            self.console.print(f"{self.what}: {share:.0%}", highlight=False, soft_wrap=True, markup=False)
+            line = f"{self.what}: {share:.0%}{facts and f', {facts}'}"
+            self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
-def measuring(what: str) -> Iterator[Measuring]:
+def measuring(what: str, every: float = EVERY) -> Iterator[Measuring]:
+    """Progress of measurements; where nobody looks, a line after so many seconds."""
     with _bar(what) as (bar, console):
-        yield Measuring(what, bar, console)
+        yield Measuring(what, bar, console, every)
 
 
 @contextmanager

@@ -55,9 +55,8 @@ class Meter:
         )
         return max((burst - single) / (BURST - 1), 0.0)
 
-    def rate_together(self, pairs: Sequence[Pair], size: int) -> float:
-        """Bytes/s of messages both ways between these pairs, all at once."""
-        messages = [*pairs, *((b, a) for a, b in pairs)]
+    def rate_together(self, messages: Sequence[Pair], size: int) -> float:
+        """Bytes/s of these messages, each from its first rank to its second, all at once."""
         tensor = torch.zeros(size // 4, device=self.place)
         found = self.timed(lambda: self._begin_round(messages, tensor), rounds_of(size))
         slowest = max(wall - self._launched(thread) for wall, thread in self.transport.exchange(found))

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,8 +60,8 @@ def made_nodes(count: int, gbit: float | None = None) -> Iterator[MadeNodes]:
         switch, *nodes = spaces
         _inside(switch, _make_switch)
         for node, space in enumerate(nodes):
-            _inside(switch, lambda ip, node=node, space=space: _plug_in(ip, node, space, gbit))
-            _inside(space, lambda ip, node=node: _make_adapter(ip, node, gbit))
+            _inside(switch, partial(_plug_in, node=node, space=space, gbit=gbit))
+            _inside(space, partial(_make_adapter, node=node, gbit=gbit))
         yield MadeNodes(switch, nodes)
     finally:
         for space in spaces:
@@ -108,8 +109,10 @@ def agents(per_node: int, num_nodes: int) -> list[dict[str, str]]:
 def _meeting(num_nodes: int) -> dict[str, str]:
     """Where ranks meet and which interface they use."""
     alone = num_nodes == 1
+    # torch warns that these addresses have no names
+    quiet = {} if alone else {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
     interface = "lo" if alone else ADAPTER
-    return {
+    return quiet | {
         "MASTER_ADDR": "127.0.0.1" if alone else _address(0),
         "MASTER_PORT": str(_free_port() if alone else PORT),
         "NCCL_SOCKET_IFNAME": interface,

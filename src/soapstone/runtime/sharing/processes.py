@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from .keeper import MARK, keeper
 
@@ -35,7 +36,7 @@ def run_ranks(
     with keeper() as mark:
         try:
             for number, environment in enumerate(environments):
-                ranks.append(_start(command, {**environment, MARK: mark}, lambda number=number: enter(number)))
+                ranks.append(_start(command, {**environment, MARK: mark}, partial(enter, number)))
             while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
                 if not failed and any(rank.returncode for rank in ranks):
                     failed, deadline = True, min(deadline, time.monotonic() + PATIENCE)

@@ -1,0 +1,195 @@
+"""The topology that the numbers make.
+
+Two ranks of a node have a link. A rank reaches other nodes by a link to its node's adapter, whose link to the network
+all ranks of the node share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ...topology import Bus, Device, Link, Sum, Topology
+from ..transports import Pair
+from .classes import Representatives
+from .meter import LARGE, MESSAGES, MIB, SMALL, SUMS
+from .names import all_reduce, message, one_way_out, out_and_in, overhead
+from .passes import Numbers
+from .seats import Seats
+from .together import NETWORK, NODE, PORT
+
+DUPLEX = 1.4  # how much faster than one way alone both ways at once are, at least, where they do not share
+CONGESTED = 0.9  # of what their adapters pass, if all nodes at once reach less, the network between them is the limit
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A topology as it was measured, the seconds of an all-reduce of each size among all ranks, and the numbers that
+    did not repeat themselves."""
+
+    topology: Topology
+    all_reduce: dict[int, float] = field(default_factory=dict)
+    exposed: float = 0.0  # the share of an all-reduce that compute beside it does not hide
+    unsure: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All numbers, and what they are of: which pair and which node each was measured on, the ranks of each group by
+    its number of nodes and of ranks on each, and what was measured at once inside a node."""
+
+    seats: Seats
+    pairs: Representatives[Pair]
+    nodes: Representatives[int]
+    groups: dict[tuple[int, int], tuple[int, ...]]
+    inside: tuple[str, ...]
+    numbers: Numbers
+    on_cpu: bool
+
+
+def assemble(found: Measured) -> Calibration:
+    if len(found.seats.devices) == 1:
+        return Calibration(Topology(found.seats.devices, ()))
+    numbers = found.numbers
+    devices = _devices(found)
+    exposed = round(numbers["exposed"], 2)
+    inside, buses = _on_buses(devices, [_inside(found, devices, pair) for pair in found.seats.pairs_inside()], found)
+    across, network = _across(found, devices) if len(found.seats.nodes) > 1 else ([], ())
+    links = [replace(link, exposed=exposed) for link in (*inside, *across)]
+    everyone = {size: numbers[all_reduce(_everyone(found), size)] for size in SUMS}
+    topology = Topology(devices, tuple(links), _sums(found), (*buses, *network))
+    return Calibration(topology, everyone, exposed, tuple(numbers.unsure))
+
+
+def _devices(found: Measured) -> tuple[Device, ...]:
+    """With what messages, sums and iterations cost their threads."""
+    thread, total, iteration = (_ns(found.numbers[name]) for name in ("thread", "sum", "iteration"))
+    return tuple(
+        replace(
+            device,
+            send=thread // 2,
+            receive=thread // 2,
+            sum=total,
+            iteration=iteration,
+            copying=round(found.numbers["copying"]),
+        )
+        for device in found.seats.devices
+    )
+
+
+def _inside(found: Measured, devices: tuple[Device, ...], pair: Pair) -> Link:
+    a, b = pair
+    return _link(found, devices[a].name, devices[b].name, found.pairs[pair])
+
+
+def _across(found: Measured, devices: tuple[Device, ...]) -> tuple[list[Link], tuple[Bus, ...]]:
+    """Of each rank to its node's adapter, half of a message's latency, and of each adapter to the network."""
+    links = []
+    for rank, device in enumerate(devices):
+        link = _link(found, device.name, _adapter(device.node), _typical_pair(found, rank))
+        links.append(replace(link, latency=link.latency // 2))
+    alone = max(link.bandwidth for link in links)
+    adapters = [_adapter_link(found, node, alone) for node in range(len(found.seats.nodes))]
+    reached = found.numbers[NETWORK] if len(adapters) > 2 else float("inf")
+    if reached >= CONGESTED * sum(link.bandwidth * (2 if link.duplex else 1) for link in adapters):
+        return [*links, *adapters], ()
+    return [*links, *(replace(link, buses=("network",)) for link in adapters)], (Bus("network", float(round(reached))),)
+
+
+def _adapter_link(found: Measured, node: int, alone: float) -> Link:
+    """What all ranks of a node reach together, and not less than a lone message does."""
+    one_way, both = (found.numbers[name(found.nodes[node])] for name in (one_way_out, out_and_in))
+    duplex = both > DUPLEX * one_way
+    rate = max(one_way, both / 2) if duplex else max(one_way, both)
+    return Link(_adapter(node), "network", float(round(max(rate, alone))), duplex=duplex)
+
+
+def _typical_pair(found: Measured, rank: int) -> Pair:
+    """The pair that a rank's messages to other nodes are taken from. If pairs differ, a rank's fastest has the fewest
+    limits of other ranks in it."""
+    pairs = {found.pairs[pair] for pair in found.seats.pairs_across() if rank in pair}
+    return min(sorted(pairs), key=lambda pair: found.numbers[message(pair[0], pair[1], LARGE)])
+
+
+def _link(found: Measured, source: str, target: str, pair: Pair) -> Link:
+    numbers = found.numbers
+    one_way = {size: numbers[message(*pair, size)] for size in MESSAGES}
+    each = min(numbers[overhead(*pair)], one_way[SMALL])
+    latency = one_way[SMALL] - each
+    if found.on_cpu:  # in a program it takes longer: threads stop and start
+        latency = max(latency, numbers["wall"] - max(each, numbers["thread"] / 2))
+    beyond = {size: max(seconds - one_way[SMALL], 0.0) for size, seconds in one_way.items()}
+    everyone = _everyone(found)
+    large, small = (numbers[all_reduce(everyone, size)] for size in (SUMS[-1], MIB))
+    per_byte = max(large - small, 1e-9) / (SUMS[-1] - MIB)
+    return Link(
+        source,
+        target,
+        float(round((LARGE - MIB) / max(one_way[LARGE] - one_way[MIB], 1e-9))),
+        latency=_ns(latency),
+        overhead=_ns(each),
+        summing=float(round(2 * (len(everyone) - 1) / len(everyone) / per_byte)),
+        times=_growing(beyond),
+    )
+
+
+def _sums(found: Measured) -> tuple[Sum, ...]:
+    """Groups over numbers of nodes that were not measured take as long as those over the next number that was."""
+    measured = sorted({num_nodes for num_nodes, _ in found.groups})
+    sums = []
+    for num_nodes in range(measured[0], len(found.seats.nodes) + 1):
+        like = next(each for each in measured if each == num_nodes or each > num_nodes > 1)
+        for (nodes, _), ranks in found.groups.items():
+            if nodes == like:
+                times = {size: found.numbers[all_reduce(ranks, size)] for size in SUMS}
+                sums.append(Sum(len(ranks), num_nodes, _growing(times)))
+    return tuple(sums)
+
+
+def _on_buses(
+    devices: tuple[Device, ...], links: list[Link], found: Measured
+) -> tuple[tuple[Link, ...], tuple[Bus, ...]]:
+    """Links inside nodes with the buses that they share."""
+    alone = max((link.bandwidth for link in links), default=0.0)  # a lone message is not slowed
+    rates = {name: float(round(max(found.numbers[name], alone))) for name in found.inside}
+    return shared(devices, links, rates)
+
+
+def shared(
+    devices: tuple[Device, ...], links: list[Link], rates: dict[str, float]
+) -> tuple[tuple[Link, ...], tuple[Bus, ...]]:
+    """A bus for each device's port and for each node, where its rate was measured."""
+    node = {device.name: device.node for device in devices}
+    found: dict[str, Bus] = {}
+
+    def buses(link: Link) -> list[Bus]:
+        names = [(f"{end}'s port", PORT) for end in (link.source, link.target)]
+        names.append((f"node {node[link.source]}", NODE))
+        return [found.setdefault(name, Bus(name, rates[of])) for name, of in names if of in rates]
+
+    known = [replace(link, buses=tuple(bus.name for bus in buses(link))) for link in links]
+    return tuple(known), tuple(found.values())
+
+
+def _everyone(found: Measured) -> tuple[int, ...]:
+    return tuple(range(len(found.seats.devices)))
+
+
+def _adapter(node: int) -> str:
+    return f"adapter{node}"
+
+
+def _growing(times: dict[int, float]) -> tuple[tuple[int, int], ...]:
+    """Bytes and ns of a curve. Where a larger message came sooner, both take their mean."""
+    levels: list[tuple[float, list[int]]] = []  # seconds, and the sizes that take so long
+    for size, seconds in sorted(times.items()):
+        level, sizes = seconds, [size]
+        while levels and levels[-1][0] > level:
+            before, others = levels.pop()
+            level = (before * len(others) + level * len(sizes)) / (len(others) + len(sizes))
+            sizes = others + sizes
+        levels.append((level, sizes))
+    return tuple((size, _ns(level)) for level, sizes in levels for size in sizes)
+
+
+def _ns(seconds: float) -> int:
+    return max(round(seconds * 1e9), 0)
