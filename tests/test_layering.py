@@ -17,6 +17,7 @@ import pytest
 ORDER = [
     "errors",
     "files",
+    "processes",
     "_core",
     "graph",
     "rules",

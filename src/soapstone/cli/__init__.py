@@ -15,6 +15,7 @@ import typer
 
 from ..errors import LostRankError, SoapstoneError, meant
 from ..files import version
+from ..processes import end_with_torchrun, last_words
 from . import (
     cluster,
     explaining,
@@ -96,6 +97,7 @@ def main() -> None:
     """Run a command and exit with its status."""
     gc.set_threshold(200_000)  # a graph is that many small objects, none of them garbage
     hush(os.environ.get("RANK", "0") != "0")  # one rank says it for all
+    end_with_torchrun()
     try:
         status = app(standalone_mode=False)
     except LostRankError as error:
@@ -158,5 +160,5 @@ def _reworded(error: Any) -> str:
 def _complain(sentence: str, *, at_once: bool = False) -> int:
     if os.environ.get("RANK", "0") != "0" and not at_once:
         time.sleep(PATIENCE)  # where rank 0 makes the same mistake, torchrun ends this rank meanwhile
-    sys.stderr.write(f"soapstone: {' '.join(sentence.split())}\n")  # in one piece: other ranks write, too
+    last_words(sentence)
     return 2

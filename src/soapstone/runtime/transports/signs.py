@@ -10,14 +10,11 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -25,7 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ...errors import LostRankError
+from ...processes import machine, state_of
 from .meeting import own_store
+from .orphans import end_without_torchrun
 
 BEAT = 1.0  # seconds between two signs
 JOINING = 600.0  # seconds in which all ranks must come
@@ -46,23 +45,7 @@ class Sign(NamedTuple):
     @property
     def state(self) -> str:
         """Of its process, as Linux has it; nothing where that is not known."""
-        if self.host != _here():
-            return ""
-        try:
-            return Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return "X" if Path("/proc/self").exists() else ""
-        except OSError:
-            return ""
-
-
-@cache
-def _here() -> str:
-    """Where the numbers of processes are the same: a machine since it was started, and a container of it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return socket.gethostname()
+        return state_of(self.process) if self.host == machine() else ""
 
 
 class Signs:
@@ -78,6 +61,7 @@ class Signs:
         self._tellers: list[Callable[[str], None]] = []
         self._closed = threading.Event()
         self._show()
+        end_without_torchrun(lambda: f"rank {self.rank} ended {self.doing}")
         self._thread = threading.Thread(target=self._beat, name="soapstone signs", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread that wakes up while Python shuts down aborts the process
@@ -151,7 +135,7 @@ class Signs:
     def _show(self) -> None:
         self._number += 1
         waiting = self.waiting or any(is_waiting() for is_waiting in self._waits)
-        sign = Sign(self._number, _here(), os.getpid(), self.doing, waiting)
+        sign = Sign(self._number, machine(), os.getpid(), self.doing, waiting)
         self._own.set(str(self.rank), json.dumps(sign))
 
     def _inquire(self, timed_out: bool) -> str:

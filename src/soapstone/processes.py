@@ -1,0 +1,127 @@
+"""Processes as other processes see them: which one it is, whether it still runs, and the torchrun that started this
+one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+RUN_ID = "TORCHELASTIC_RUN_ID"  # torchrun sets it for its ranks, and has none itself
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+
+
+@cache
+def machine() -> str:
+    """Where the numbers of processes are the same: a machine since it was started, and a container of it."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname()
+
+
+def state_of(number: int) -> str:
+    """The state of a process of this machine, as Linux has it: X if it has ended, and "" if that is not known."""
+    return _stat(number, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """`started` tells it from another process that got its number later; it is empty where the system does not say."""
+
+    machine: str
+    number: int
+    started: str = ""
+
+    @classmethod
+    def of(cls, number: int) -> Process:
+        """A process of this machine."""
+        return cls(machine(), number, _stat(number, 19))
+
+    @property
+    def has_ended(self) -> bool | None:
+        """None if that cannot be seen from here."""
+        state = state_of(self.number) if self.machine == machine() else ""
+        if not state:
+            return None
+        return state in ("X", "Z") or _stat(self.number, 19) != self.started
+
+
+def _stat(number: int, field: int) -> str:
+    """One of the fields that follow a process's name in /proc/NUMBER/stat; X if there is no such process."""
+    try:
+        return (_PROC / f"{number}/stat").read_text().rpartition(")")[2].split()[field]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X" if (_PROC / "self").exists() else ""
+    except OSError:
+        return ""
+
+
+@cache
+def torchrun() -> Process | None:
+    """The torchrun that started this process, perhaps through a shell; None if none did. Ask early: a torchrun that has
+    ended is not found any more."""
+    if RUN_ID not in os.environ:
+        return None
+    number = os.getppid()
+    while number > 1 and _has_run_id(number):
+        parent = _stat(number, 1)
+        number = int(parent) if parent.isdecimal() else 0
+    return Process.of(number) if number > 0 else None
+
+
+def _has_run_id(number: int) -> bool:
+    try:
+        rows = (_PROC / f"{number}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(row.startswith(f"{RUN_ID}=".encode()) for row in rows)
+
+
+def end_with_torchrun() -> None:
+    """Have the kernel send SIGTERM to this process when its torchrun ends, however that happens.
+
+    The kernel does so when the thread that started this process ends. So it is asked only where that is torchrun's main
+    thread: other threads may end long before their process."""
+    parent = torchrun()
+    if sys.platform != "linux" or parent is None or parent.number != os.getppid():
+        return
+    try:
+        children = (_PROC / f"{parent.number}/task/{parent.number}/children").read_text().split()
+    except OSError:
+        return
+    if str(os.getpid()) in children:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent.number:  # it has ended meanwhile
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+_speaking = threading.Lock()
+_said: list[str] = []
+
+
+def last_words(sentence: str) -> None:
+    """Write why this process ends, to standard error."""
+    with _speaking:
+        _said.append(sentence)
+        _write(sentence)
+
+
+def end(sentence: str, status: int) -> None:
+    """End this process at once, from any thread: with a sentence, unless it has written its last words already."""
+    _speaking.acquire()  # for good: the main thread must not add to it
+    if not _said:
+        _write(sentence)
+    os._exit(status)
+
+
+def _write(sentence: str) -> None:
+    sys.stderr.write(f"soapstone: {' '.join(sentence.split())}\n")  # in one piece: other ranks write, too
+    sys.stderr.flush()

@@ -1,0 +1,46 @@
+"""The end of ranks that have lost their torchrun: nobody would restart them, or end them with the others."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+
+from ...processes import end, torchrun
+
+LOOK = 1.0  # seconds between two looks
+
+
+class _Watch:
+    """A thread of its own, since the one that writes signs of life may wait for a store that is gone with torchrun."""
+
+    def __init__(self) -> None:
+        self.process, self.describe = os.getpid(), lambda: "this rank ended"
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="soapstone torchrun", daemon=True)
+        self._thread.start()
+        atexit.register(self._close)  # a thread that wakes up while Python shuts down aborts the process
+
+    def _look(self) -> None:
+        parent = torchrun()
+        while parent is not None and not self._closed.wait(LOOK):
+            if parent.has_ended:
+                end(f"{self.describe()}: torchrun is gone", 1)
+
+    def _close(self) -> None:
+        self._closed.set()
+        self._thread.join(2 * LOOK)
+
+
+_watches: list[_Watch] = []  # at most one
+
+
+def end_without_torchrun(describe: Callable[[], str]) -> None:
+    """End this process once the torchrun that started it has ended; `describe` says who ends. Ranks that torchrun did
+    not start may outlive their parent."""
+    if torchrun() is None:
+        return
+    if not _watches or _watches[0].process != os.getpid():  # a fork has no threads
+        _watches[:] = [_Watch()]
+    _watches[0].describe = describe
