@@ -17,7 +17,7 @@ import typer
 from ..errors import SoapstoneError
 from ..files import check_writable, shortened
 from ..graph import scaled
-from .common import AsJson, Listing, print_all, print_json, say
+from .common import AsJson, Interface, Listing, print_all, print_json, say
 from .live import measuring
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ Command = Annotated[list[str], typer.Argument(help="What each rank runs; write -
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the topology here, as YAML.")]
 
 
-def calibrate(output: Output = None, as_json: AsJson = False) -> None:
+def calibrate(output: Output = None, interface: Interface = None, as_json: AsJson = False) -> None:
     """Measure the links between ranks, under torchrun. Latency, overhead and bandwidth become a topology file."""
     from ..runtime.transports import joined
 
     if output is not None:
         check_writable(output)
-    with joined(EXAMPLE) as (transport, place):
+    with joined(EXAMPLE, interface=interface) as (transport, place):
         found = measured_links(transport, place)
         if transport.rank != 0:
             return

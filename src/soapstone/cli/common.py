@@ -43,6 +43,10 @@ Sizes = Annotated[
 ]
 Chunk = Annotated[int, typer.Option(min=1, help="Time steps of a recurrent layer to one op.")]
 BatchNorm = Annotated[str, typer.Option(help="global: statistics of the whole batch; local: of each part.")]
+Interface = Annotated[
+    str | None,
+    typer.Option(help="The network interface for gloo and NCCL; else the one that MASTER_ADDR is reached by."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Capture anew, whatever the cache holds.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no progress and no remarks.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="With an error, print all that led to it.")]

@@ -20,7 +20,7 @@ from ..simulator import simulate
 from ..strategy import Strategy
 from ..topology import Topology, is_kind, kind_of
 from .arguments import Case, StrategyName, costs_of, takes_case
-from .common import AsJson, print_all, print_json, say
+from .common import AsJson, Interface, print_all, print_json, say
 from .elastic import Elastic, Fallback, check_elastic, given_strategy, searched_strategy, with_fewer_ranks
 from .reporting import ReportFile, check_report, write_report
 from .running import Run, run_steps
@@ -89,6 +89,7 @@ def train(
     weights: WeightsFile = None,
     on_nan: NanOption = OnNan.stop,
     timeout: Timeout = 600.0,
+    interface: Interface = None,
     trace: Trace = None,
     report: ReportFile = None,
     as_json: AsJson = False,
@@ -108,7 +109,7 @@ def train(
     )  # fmt: skip
     case, whole = with_fewer_ranks(case) if elastic else case, case.topology
     given = case.strategy(strategy) if case.topology is whole else given_strategy(case, strategy, fallback or [])
-    with joined(by_torchrun(whole), timeout) as (transport, place):
+    with joined(by_torchrun(whole), timeout, interface) as (transport, place):
         import torch
 
         agree(transport, lambda: check_ranks(case.topology, transport.size))

@@ -25,7 +25,7 @@ from ..strategy import Strategy, arguments_in
 from ..topology import Topology
 from .arguments import Case, Unplaced, takes_unplaced, topology_of
 from .cluster import measured_links
-from .common import AsJson, Listing, duration, is_quiet, print_all, print_json, say
+from .common import AsJson, Interface, Listing, duration, is_quiet, print_all, print_json, say
 from .live import EVERY
 from .searching import LEAST_SECONDS, Starts
 from .training import Graphs, check_ranks, warn_of_other_devices
@@ -58,6 +58,7 @@ def tune_command(
     start: Starts = None,
     seed: Seed = 0,
     graphed: Graphs = False,
+    interface: Interface = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest strategy by running the few best, under torchrun. DistributedDataParallel runs beside them.
@@ -69,7 +70,7 @@ def tune_command(
 
     check_optimizer(named.arguments["optimizer"])
     path = _checked(named, output, start or [])
-    with joined(EXAMPLE) as (transport, place):
+    with joined(EXAMPLE, interface=interface) as (transport, place):
         import torch
 
         from ..tuning import tune

@@ -2,6 +2,6 @@
 
 from .launch import parallelize
 from .parallel import Parallel
-from .transports import ThreadTransport, Transport, run_threads
+from .transports import ThreadTransport, Transport, run_threads, use_interface
 
-__all__ = ["Parallel", "ThreadTransport", "Transport", "parallelize", "run_threads"]
+__all__ = ["Parallel", "ThreadTransport", "Transport", "parallelize", "run_threads", "use_interface"]

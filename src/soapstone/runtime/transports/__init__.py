@@ -3,6 +3,7 @@
 from .default import default_transport
 from .encoding import carried
 from .gloo import GlooTransport
+from .interfaces import use_interface
 from .joining import joined
 from .nccl import NcclTransport
 from .protocol import Incoming, Outgoing, Pair, Pending, Row, Transport
@@ -23,4 +24,5 @@ __all__ = [
     "default_transport",
     "joined",
     "run_threads",
+    "use_interface",
 ]

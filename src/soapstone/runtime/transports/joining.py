@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from ...errors import LostRankError, RankError
+from ...files import shortened
 from ...parts import keep_freed_memory
 from .default import default_transport
 from .ending import ends_on_sigterm
+from .interfaces import new_store, use_interface
 from .meeting import own_store
 from .protocol import Transport
 from .signs import Signs, share, shared_signs
@@ -26,15 +28,15 @@ TIMEOUT = 600.0  # seconds
 def _number(name: str, default: int | None) -> int:
     """What torchrun set. Raises RankError where it is missing or no number."""
     text = os.environ.get(name, "" if default is None else str(default))
-    if not text.isdecimal():
-        raise RankError(f"{name} is {text!r} in the environment, which is no number; start this with torchrun")
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise RankError(f"{name} is {shortened(text)} in the environment, not a number; start this with torchrun")
     return int(text)
 
 
 def _join(backend: str, device: torch.device | None, timeout: timedelta) -> None:
     """Begin torch.distributed's world. Raises LostRankError where a rank does not come."""
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        store, rank, size = new_store(timeout)
         store = own_store(store, rank, size, timeout.total_seconds())
     except LostRankError:
         raise
@@ -50,14 +52,18 @@ def _join(backend: str, device: torch.device | None, timeout: timedelta) -> None
 
 
 @contextmanager
-def joined(example: str, timeout: float = TIMEOUT) -> Iterator[tuple[Transport, torch.device]]:
+def joined(
+    example: str, timeout: float = TIMEOUT, interface: str | None = None
+) -> Iterator[tuple[Transport, torch.device]]:
     """The transport of this rank, and the device that it computes on: a GPU of its own over NCCL, a shared one over
-    gloo, else the CPU with one thread. Another rank is waited for `timeout` seconds. Raises RankError where torchrun
-    did not start this; `example` shows how."""
+    gloo, else the CPU with one thread. Another rank is waited for `timeout` seconds. `interface` is for
+    `use_interface`. Raises RankError where torchrun did not start this; `example` shows how."""
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise RankError(f"this needs one process for each device; start it with torchrun: {example}")
     local, here = (_number(name, default) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
-    _number("WORLD_SIZE", None)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        _number(name, None)
+    use_interface(interface)
     gpus = torch.cuda.device_count()
     place = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
     if gpus:

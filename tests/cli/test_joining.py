@@ -1,0 +1,40 @@
+"""What commands that need ranks say before any are joined."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Soapstone
+
+
+@pytest.mark.parametrize(
+    "command", [("train", "lenet", "--batch", "8", "-t", "cpu:1x1"), ("calibrate",), ("tune", "lenet")]
+)
+def test_the_commands_take_an_interface(
+    command: tuple[str, ...],
+    soapstone: Soapstone,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert "'eth7' does not exist" in soapstone(*command, "--interface", "eth7").err
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"])
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "-1", "one", "٣", "\x1b[31m"], ids=["digits", "-1", "one", "arabic", "escape"]
+)
+def test_what_torchrun_sets_must_be_numbers(
+    name: str,
+    value: str,
+    soapstone: Soapstone,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("soapstone.cli.PATIENCE", 0)
+    given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", name: value}
+    for key, text in given.items():
+        monkeypatch.setenv(key, text)
+    complaint = soapstone("calibrate").complaint
+    assert complaint.startswith(f"{name} is ")
+    assert "not a number" in complaint
+    assert complaint.isprintable()
