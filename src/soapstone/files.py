@@ -16,7 +16,7 @@ from functools import cache
 from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import SoapstoneError
 
@@ -138,19 +138,22 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     raise SoapstoneError(f"{shortened(path)} is not a path")
 
 
+def opened(path: Path) -> BinaryIO:
+    """A plain file, open for reading. Raises SoapstoneError for anything else, and OSError if opening fails."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for somebody to write
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise SoapstoneError(f"{path} is not a plain file; name one")
+    return open(handle, "rb")
+
+
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     """What a plain file holds. Raises SoapstoneError where it is something else or too large, and OSError where reading
     fails."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for somebody to write
-    try:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise SoapstoneError(f"{path} is not a plain file; name one")
-        with open(handle, "rb", closefd=False) as file:
-            data = file.read(about.st_size + 1) if about.st_size <= most else b""  # as much is set aside at once
-    finally:
-        os.close(handle)
-    if max(about.st_size, len(data)) > most:
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(size + 1) if size <= most else b""  # as much is set aside at once
+    if max(size, len(data)) > most:
         raise SoapstoneError(f"{path} is larger than {most >> 20} MiB; it is not one of our files")
     return data
 

@@ -14,6 +14,7 @@ import torch
 import soapstone as ss
 from soapstone.runtime import ThreadTransport
 from soapstone.runtime.checkpoints import latest, whole_state
+from soapstone.runtime.checkpoints.index import sealed
 from tests.support.models import ALL, captured
 from tests.support.mutations import INSTEAD, VALUES, WHOLE, assert_refused_or_read, damaged, places_in, with_text
 from tests.support.seeds import seeds
@@ -80,7 +81,7 @@ def test_any_value_at_any_place_is_refused_in_a_sentence(seed: int, folder: Path
     places = list(places_in(data))
     for _ in range(MANY):
         place, value = rng.choice(places), rng.choice(TRIED)
-        (folder / INDEX).write_text(with_text(data, place, VALUES[value]))
+        (folder / INDEX).write_bytes(sealed(with_text(data, place, VALUES[value]).encode()))
         assert_refused_or_read(read, folder / INDEX, (place, value))
 
 
@@ -104,13 +105,13 @@ def test_no_box_is_looked_for_outside_of_the_folder(rank: Any, folder: Path) -> 
     for stored in data["tensors"].values():
         for chunk in stored["chunks"]:
             chunk[2] = rank
-    (folder / INDEX).write_text(json.dumps(data))
+    (folder / INDEX).write_bytes(sealed(json.dumps(data).encode()))
     with pytest.raises(ss.SoapstoneError):
         read(folder / INDEX)
 
 
 def test_a_checkpoint_of_another_version_says_so(folder: Path) -> None:
     data = json.loads((folder / INDEX).read_text())
-    (folder / INDEX).write_text(json.dumps({**data, "format": 99}))
+    (folder / INDEX).write_bytes(sealed(json.dumps({**data, "format": 99}).encode()))
     with pytest.raises(ss.SoapstoneError, match=r"has format 99, by soapstone .*which reads format"):
         read(folder / INDEX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -194,18 +195,29 @@ class Parallel:
         return Saver(self._executor, self._transport, self._work.model)
 
     def load(
-        self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None, *, missing_ok: bool = False
+        self,
+        folder: str | Path,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        missing_ok: bool = False,
+        convert: bool = False,
+        last_good: bool = False,
     ) -> int:
         """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks; its step, or
-        0 where there is none and that is fine. Raises RankError on all ranks, before anything changes, where it is
-        damaged or does not fit."""
+        0 where there is none and that is fine. With `convert` floating-point numbers may change their type. With
+        `last_good` a damaged checkpoint is renamed, rank 0 warns of it, and the newest undamaged one is loaded. Raises
+        RankError on all ranks, before anything changes, where it is damaged or does not fit."""
         from . import checkpoints
 
         path, model = Path(folder), self._work.model
         self._saver.finish()
-        if missing_ok and self._transport.exchange(checkpoints.latest(path))[0] is None:
+        if missing_ok and not self._transport.exchange(checkpoints.latest(path) is not None)[0]:
             return 0
-        self._steps = checkpoints.load(path, self._executor, self._transport, model, optimizer)
+        self._steps, damaged = checkpoints.load(
+            path, self._executor, self._transport, model, optimizer, convert=convert, last_good=last_good
+        )
+        for sentence in damaged if self._transport.rank == 0 else ():
+            warnings.warn(sentence, stacklevel=2)
         self._store.drop_gradients()
         self._accumulating = False
         return self._steps

@@ -6,9 +6,11 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from ...errors import RankError
 from ...files import HALF
 from .index import NAME
 
@@ -16,7 +18,7 @@ _PATTERN = re.compile(r"step-(\d{9,18})(?:\.(\d{1,9}))?")
 
 
 class Saved(NamedTuple):
-    """A whole checkpoint: its step, how often that step was saved before, and where it is."""
+    """A checkpoint: its step, how often that step was saved before, and where it is."""
 
     step: int
     again: int
@@ -24,17 +26,36 @@ class Saved(NamedTuple):
 
 
 def saved_in(folder: Path) -> list[Saved]:
-    """The whole checkpoints of a folder, the newest last."""
-    matches = [(path.parent, _PATTERN.fullmatch(path.parent.name)) for path in folder.glob(f"step-*/{NAME}")]
+    """The checkpoints of a folder, the newest last. One that lost its index, or is no folder any more, is among them:
+    a save makes a folder visible when all of it is there."""
+    matches = [(path, _PATTERN.fullmatch(path.name)) for path in folder.glob("step-*")]
     return sorted(Saved(int(match[1]), int(match[2] or 0), path) for path, match in matches if match)
 
 
+def candidates(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first; the folder itself if it is one."""
+    found = [saved.path for saved in reversed(saved_in(folder))]
+    is_one = (folder / NAME).exists() or (not found and folder.exists() and _PATTERN.fullmatch(folder.name))
+    return [folder] if is_one else found
+
+
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a folder; the folder itself where it is one."""
-    if (folder / NAME).exists():
-        return folder
-    found = saved_in(folder)
-    return found[-1].path if found else None
+    """The newest checkpoint of a folder, which may be damaged; the folder itself if it is one."""
+    return next(iter(candidates(folder)), None)
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged checkpoint another name, so that it is nobody's newest; where it is then."""
+    for number in count():
+        place = path.with_name(f"damaged-{path.name}" + (f"-{number}" if number else ""))
+        if place.exists():
+            continue
+        try:
+            path.rename(place)
+        except OSError as error:
+            raise RankError(f"cannot rename the damaged {path}: {error.strerror}; move it away") from None
+        return place
+    raise AssertionError
 
 
 def name_of(step: int, others: Iterable[Saved] = ()) -> str:
@@ -45,10 +66,11 @@ def name_of(step: int, others: Iterable[Saved] = ()) -> str:
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest, and older ones of a step that was saved again."""
-    newest = {saved.step: saved for saved in saved_in(folder)}
-    stay = {saved.path for saved in list(newest.values())[-keep:]}
+    newest = {saved.step: saved for saved in saved_in(folder) if (saved.path / NAME).exists()}
+    stay = list(newest.values())[-keep:]
     for saved in saved_in(folder):
-        if saved.path not in stay:
+        is_whole = (saved.path / NAME).exists()
+        if saved not in stay and (is_whole or saved < min(stay, default=saved)):  # a newer one is for its user to see
             half = saved.path.with_name(f"{HALF}{saved.path.name}")  # never seen with some of its files
             with suppress(OSError):
                 saved.path.rename(half)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,10 +13,19 @@ from ...errors import RankError
 from ..agreement import agree
 from ..execute import Executor
 from ..transports import Transport
-from .folders import latest
-from .holdings import Holding, check_whole, held, unread
+from .choosing import chosen
+from .folders import set_aside
+from .holdings import Holding, check_whole, held, unread, whole_holding
 from .index import Index, restore_numbers
 from .storage import Checkpoint
+from .tensorfile import DTYPES
+
+
+class Loaded(NamedTuple):
+    """The step of the checkpoint that was loaded, and a sentence for each newer one that is damaged."""
+
+    step: int
+    damaged: tuple[str, ...]
 
 
 def load(
@@ -24,38 +34,56 @@ def load(
     transport: Transport,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
-) -> int:
-    """Take the newest checkpoint, of any strategy; the step that it is of. Raises RankError on all ranks, before
-    anything changes, where it does not fit the model or is damaged."""
-    path = transport.exchange(agree(transport, lambda: _newest(folder) if transport.rank == 0 else None))[0]
-    with agree(transport, lambda: Checkpoint(path)) as checkpoint:
+    *,
+    convert: bool = False,
+    last_good: bool = False,
+) -> Loaded:
+    """Take the newest checkpoint, of any strategy; or the newest undamaged one, with the newer ones put aside. Raises
+    RankError on all ranks, before anything changes, if it is damaged or does not fit the model."""
+    checkpoint, damaged = chosen(folder, transport, last_good)
+    with checkpoint:
         index = checkpoint.index
-
-        def check() -> None:
-            for rank in range(transport.rank, index.ranks, transport.size):
-                checkpoint.verify(rank)
-            for name, holding in held(executor.store, None).items():
-                checkpoint.check(name, holding)
-            for name in (index.names.keys() - model.state_dict().keys()) | (
-                executor.store.counters.keys() - index.counters
-            ):
-                raise RankError(f"the checkpoint {path} is of another model: only one of them has {name!r}")
-            if optimizer is not None:
-                _check_optimizer(executor, optimizer, index)
-
-        agree(transport, check)
+        agree(transport, lambda: _check(checkpoint, executor, model, optimizer, convert))
         agree(transport, lambda: executor.draws.restore(index.dropout))
         agree(transport, lambda: _take(checkpoint, executor, model, optimizer))
     for name, counter in executor.store.counters.items():
         counter.fill_(index.counters[name])
-    return index.step
+    places = [set_aside(Path(path)) for path in damaged] if transport.rank == 0 else []
+    aside = transport.exchange([str(place) for place in places])[0]
+    said = tuple(f"{why}; it is {place} now" for place, why in zip(aside, damaged.values()))
+    return Loaded(index.step, said)
 
 
-def _newest(folder: Path) -> Path:
-    path = latest(folder)
-    if path is None:
-        raise RankError(f"{folder} has no checkpoint; save one first, or name another folder")
-    return path
+def _check(
+    checkpoint: Checkpoint,
+    executor: Executor,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    convert: bool,
+) -> None:
+    index, counters = checkpoint.index, executor.store.counters
+    own = held(executor.store, None)
+    for name, holding in own.items():
+        checkpoint.check(name, holding, convert=convert)
+    for name in (index.names.keys() - model.state_dict().keys()) | (counters.keys() - index.counters):
+        raise RankError(f"the checkpoint {checkpoint.folder} is of another model: only one of them has {name!r}")
+    for name, holding in _unread(checkpoint, executor, model):
+        checkpoint.check(name, holding, convert=convert)
+    if optimizer is not None:
+        _check_optimizer(executor, optimizer, index)
+        for name, what, shape in _states(executor, index):
+            parameter = own[f"model/{name}"]
+            dtype = _state_dtype(index, name, what, parameter.dtype)
+            empty = torch.empty(shape, dtype=dtype, device="meta")
+            wanted = parameter._replace(dtype=dtype) if shape == parameter.shape else whole_holding(empty)
+            checkpoint.check(f"optimizer/{what}/{name}", wanted, convert=convert)
+
+
+def _unread(checkpoint: Checkpoint, executor: Executor, model: nn.Module) -> Iterator[tuple[str, Holding]]:
+    """The elements that no rank's parts read; a checkpoint of a model on the meta device does not have them."""
+    for name, holding in unread(executor.store, model).items():
+        if name in checkpoint.index.tensors and checkpoint.index.tensors[name].is_complete:
+            yield name, holding
 
 
 def _take(
@@ -65,9 +93,8 @@ def _take(
         _prepare(executor, optimizer, checkpoint.index)
     for name, holding in held(executor.store, optimizer).items():
         _fill(checkpoint, name, holding)
-    for name, holding in unread(executor.store, model).items():
-        if name in checkpoint.index.tensors and checkpoint.index.tensors[name].is_complete:  # not of a meta model
-            _fill(checkpoint, name, holding)
+    for name, holding in _unread(checkpoint, executor, model):
+        _fill(checkpoint, name, holding)
 
 
 def _fill(checkpoint: Checkpoint, name: str, holding: Holding) -> None:
@@ -84,36 +111,41 @@ def _check_optimizer(executor: Executor, optimizer: torch.optim.Optimizer, index
     if len(saved.groups) != len(optimizer.param_groups):
         found, wanted = len(saved.groups), len(optimizer.param_groups)
         raise RankError(f"the optimizer had {found} parameter groups when it was saved, it has {wanted} now")
-    for i, what, shape in _states(executor, index):
-        if shape != executor.store.graph.tensors[i].shape:
-            check_whole(executor.store, i, f"{kind}'s {what!r}")
+    indices = {shard.name: i for i, shard in executor.store.shards.items()}
+    for name, what, shape in _states(executor, index):
+        if shape != tuple(executor.store.shards[indices[name]].shape):
+            check_whole(executor.store, indices[name], f"{kind}'s {what!r}")
 
 
-def _states(executor: Executor, index: Index) -> list[tuple[int, str, tuple[int, ...]]]:
-    """What was saved of an optimizer's tensors for the parameters that this rank has."""
-    trained = {name for name, _ in executor.store.parameters()}
-    indices = {shard.name: i for i, shard in executor.store.shards.items() if shard.name in trained}
-    found: list[tuple[int, str, tuple[int, ...]]] = []
-    for place, stored in index.tensors.items():
-        of, _, rest = place.partition("/")
-        what, _, name = rest.partition("/")
-        if of == "optimizer" and name in indices:
-            found.append((indices[name], what, stored.shape))
-    return found
+def _states(executor: Executor, index: Index) -> list[tuple[str, str, tuple[int, ...]]]:
+    """What was saved of an optimizer's tensors for the parameters that this rank has: whose, what, and its shape."""
+    assert index.optimizer is not None
+    own = {name for name, _ in executor.store.parameters()}
+    return [
+        (name, what, index.tensors[place].shape)
+        for name, kept in index.optimizer.state.items()
+        for what in kept
+        if name in own and (place := f"optimizer/{what}/{name}") in index.tensors
+    ]
+
+
+def _state_dtype(index: Index, name: str, what: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of an optimizer's tensor: the parameter's, or what it was where it was not the parameter's."""
+    saved = index.tensors[f"optimizer/{what}/{name}"].dtype
+    return dtype if saved == index.tensors[f"model/{name}"].dtype else DTYPES[saved]
 
 
 def _prepare(executor: Executor, optimizer: torch.optim.Optimizer, index: Index) -> None:
     """Give an optimizer the tensors that the checkpoint has for it, to be filled, and its numbers."""
     assert index.optimizer is not None
     parameters = dict(executor.store.parameters())
+    shapes = {shard.name: tuple(shard.shape) for shard in executor.store.shards.values()}
     for parameter in parameters.values():  # an optimizer that has stepped begins anew
         optimizer.state.pop(parameter, None)
-    for i, what, shape in _states(executor, index):
-        name = executor.store.graph.tensors[i].name
-        parameter, stored = parameters[name], index.tensors[f"optimizer/{what}/{name}"]
-        is_own = shape == tuple(executor.store.graph.tensors[i].shape)
-        sizes: Any = parameter.shape if is_own else shape
-        dtype = getattr(torch, stored.dtype)
+    for name, what, shape in _states(executor, index):
+        parameter = parameters[name]
+        sizes: Any = parameter.shape if shape == shapes[name] else shape
+        dtype = _state_dtype(index, name, what, parameter.dtype)
         optimizer.state[parameter][what] = torch.zeros(sizes, dtype=dtype, device=parameter.device)
     fused = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for name, parameter in parameters.items():

@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ...errors import RankError, SoapstoneError
-from ...files import replacing
-from .folders import latest
+from ...errors import SoapstoneError
+from ...files import opened, replacing
+from .choosing import chosen_alone
 from .storage import Checkpoint
 
 SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth", ".bin")
@@ -21,13 +21,13 @@ SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth", ".bin")
 
 def whole_state(folder: Path) -> dict[str, torch.Tensor]:
     """The state dict of the newest checkpoint of a folder, under the model's own names."""
-    path = latest(folder)
-    if path is None:
-        raise RankError(f"{folder} has no checkpoint; name the folder that --save named")
-    with Checkpoint(path) as checkpoint:
+    return state_of_checkpoint(chosen_alone(folder, last_good=False)[0])
+
+
+def state_of_checkpoint(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The state dict of a checkpoint that was checked."""
+    with checkpoint:
         index = checkpoint.index
-        for rank in range(index.ranks):
-            checkpoint.verify(rank)
         counters = {name: torch.tensor(count) for name, count in index.counters.items()}
         stored = {own: checkpoint.whole(f"model/{own}") for own in {*index.names.values()} - {*counters}}
     return {name: (counters | stored)[own] for name, own in index.names.items()}
@@ -68,6 +68,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     one."""
     check_kind(path)
     try:
+        opened(path).close()  # neither reader below may open a pipe, which would wait for somebody to write
         state: Any = (
             load_file(path)
             if path.suffix in SAFETENSORS

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import torch
@@ -33,7 +33,9 @@ from ..transports import Transport
 from .folders import latest, name_of, prune, remove_halves, saved_in
 from .holdings import Holding, held, unread
 from .index import NAME, Index, Optimizer, places, plain_numbers
+from .optimizers import Collected, collected, state_on_rank
 from .storage import file_of, picked, plan_from, plan_of, rows_of, sync, without_copies, write_tensors
+from .tensorfile import pin_of
 
 STRATEGY = "strategy.json"  # that it was saved under
 PATIENCE = 600.0  # seconds without a byte from any rank: a disk may take minutes to have all
@@ -71,10 +73,9 @@ class Saver:
         values = picked(plans[rank], held_here)
         ready = self._copy(values) if copied else lambda: values
         act = self._write(half, own, ready)
-        shared = transport.exchange(agree(transport, lambda: _optimizer_numbers(self._executor, optimizer)))
+        state = collected(transport.exchange(agree(transport, lambda: state_on_rank(self._executor.store, optimizer))))
+        index = agree(transport, lambda: self._index(own, step, plans, held_here, _optimizer(optimizer, state)))
         if rank == 0:
-            numbers = {name: row for rows in shared for name, row in rows.items()}
-            index = self._index(own, step, places(plans, held_here), _optimizer(optimizer, numbers))
             finish = self._finish(folder, half, index, keep)
             act = _both(act, finish)
         self._start(act)
@@ -127,15 +128,18 @@ class Saver:
 
         return ready
 
-    def _index(self, own: str, step: int, tensors: Any, optimizer: Optimizer | None) -> Index:
+    def _index(
+        self, own: str, step: int, plans: list[SavePlan], held_here: dict[str, Holding], optimizer: Optimizer | None
+    ) -> Index:
         executor, graph = self._executor, self._executor.store.graph
+        tensors = places(plans, held_here)
         counters = {name: int(counter) for name, counter in executor.store.counters.items()}
         names = {name: graph.aliases.get(name, name) for name in self._model.state_dict()}
         names = {name: own for name, own in names.items() if own in counters or f"model/{own}" in tensors}
-        return Index(own, step, self._transport.size, executor.draws.state(), counters, names, tensors, optimizer)
+        return Index(own, step, executor.draws.state(), counters, names, tensors, optimizer=optimizer)
 
     def _write(self, half: Path, own: str, ready: Callable[[], list[torch.Tensor]]) -> Callable[[], None]:
-        return lambda: write_tensors(half, self._transport.rank, own, ready())
+        return lambda: write_tensors(half, self._transport.rank, self._transport.size, own, ready())
 
     def _finish(self, folder: Path, half: Path, index: Index, keep: int) -> Callable[[], None]:
         """Make the folder whole once all files are there."""
@@ -146,7 +150,7 @@ class Saver:
             if not self._wait_for(half, files):
                 raise RankError("the files of other ranks did not come")
             strategy.save(half / STRATEGY)
-            index.write(half)
+            replace(index, files=tuple(map(pin_of, files))).write(half)
             for name in (half / STRATEGY, half / NAME, half):
                 sync(name)
             os.rename(half, folder / name_of(index.step, saved_in(folder)))
@@ -233,21 +237,8 @@ def _begin(folder: Path, half: Path, step: int, keep: int) -> None:
         raise RankError(f"cannot write {folder}: {error.strerror}; name another folder") from None
 
 
-def _optimizer_numbers(executor: Executor, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
-    """What an optimizer keeps besides tensors, by parameter."""
-    if optimizer is None:
-        return {}
-    states = {name: optimizer.state.get(own, {}) for name, own in executor.store.parameters()}
-    for name, state in states.items():
-        for key in state.keys() - plain_numbers(state).keys():
-            if not isinstance(state[key], torch.Tensor):
-                what = f"{type(optimizer).__name__}'s {key!r} of {name!r}, a {type(state[key]).__name__},"
-                raise RankError(f"{what} cannot be saved; an optimizer may keep tensors, numbers and strings")
-    return {name: plain_numbers(state) for name, state in states.items()}
-
-
-def _optimizer(optimizer: torch.optim.Optimizer | None, numbers: dict[str, dict[str, Any]]) -> Optimizer | None:
+def _optimizer(optimizer: torch.optim.Optimizer | None, state: Collected) -> Optimizer | None:
     if optimizer is None:
         return None
     groups = [{key: value for key, value in group.items() if key not in _HOW} for group in optimizer.param_groups]
-    return Optimizer(type(optimizer).__name__, numbers, tuple(map(plain_numbers, groups)))
+    return Optimizer(type(optimizer).__name__, state.names, state.numbers, tuple(map(plain_numbers, groups)))

@@ -4,15 +4,14 @@ who reads which part of what, is torch.distributed.checkpoint's to plan; its own
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -23,14 +22,15 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from ...errors import RankError
+from ...errors import RankError, SoapstoneError
 from ...files import FILE_MODE, HALF
+from ..casting import check_cast
 from .boxes import Chunk
 from .holdings import Holding, whole_holding
-from .index import Index, Place, Stored
+from .index import DamagedError, Index, Stored
+from .tensorfile import DTYPES, Pin, TensorFile, name_of, write
 
 Row = tuple[str, torch.dtype, Sequence[int], Sequence[int], Sequence[int]]  # name, type, shape, offsets, sizes
-_SUM, _OF = "sum", "of"  # of all of a file's tensors; the checkpoint that it belongs to
 
 
 def file_of(rank: int) -> str:
@@ -81,29 +81,17 @@ def picked(plan: SavePlan, held: Mapping[str, Holding]) -> list[torch.Tensor]:
     return [chunks[item.index.fqn, tuple(item.index.offset or ())].read() for item in plan.items]
 
 
-def write_tensors(folder: Path, rank: int, own: str, values: list[torch.Tensor]) -> None:
+def about(own: str, rank: int, ranks: int) -> dict[str, str]:
+    """What a rank's file says of itself: which checkpoint it belongs to, and whose part it is."""
+    return {"checkpoint": own, "rank": f"{rank} of {ranks}"}
+
+
+def write_tensors(folder: Path, rank: int, ranks: int, own: str, values: list[torch.Tensor]) -> None:
     """A rank's file, of the checkpoint with such a name of its own. It has its own name once it is on disk."""
     half = folder / f"{HALF}{file_of(rank)}"
-    tensors = [tensor.to("cpu").contiguous() for tensor in values]
-    save_file(
-        {str(number): tensor for number, tensor in enumerate(tensors)}, half, {_SUM: _checksum(tensors), _OF: own}
-    )
+    write(half, values, about(own, rank, ranks))
     half.chmod(FILE_MODE)
-    sync(half)
     half.rename(folder / file_of(rank))
-
-
-def _checksum(tensors: Iterable[torch.Tensor]) -> str:
-    """The sum of all words, which any flipped bit changes. It reads memory as fast as that goes; crc32 takes as long as
-    the disk does."""
-    total = 0
-    for tensor in tensors:
-        raw = tensor.reshape(-1).view(torch.uint8)
-        words = raw.numel() // 8 * 8
-        if raw.storage_offset() % 8:
-            raw = raw.clone()
-        total += int(raw[:words].view(torch.int64).sum()) + int(raw[words:].sum())
-    return f"{total % 2**64:016x}"
 
 
 def sync(path: Path) -> None:
@@ -120,8 +108,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.index = folder, Index.read(folder)
-        self._files: dict[int, Any] = {}
-        self._stack = ExitStack()
+        self._files: dict[int, TensorFile] = {}
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -129,32 +116,47 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for file in self._files.values():
+            file.close()
         self._files.clear()
-        self._stack.close()
 
-    def check(self, name: str, holding: Holding) -> None:
-        """Raise RankError where a tensor is not there as it is wanted."""
-        stored = self.index.tensors.get(name)
-        if stored is None:
-            raise RankError(f"the checkpoint {self.folder} has no {name!r}; it is of another model")
+    def check(self, name: str, holding: Holding, *, convert: bool = False) -> None:
+        """Raise RankError unless a tensor is there as it is wanted, all of the boxes."""
+        stored = self._stored(name)
         if stored.shape != holding.shape:
             found, wanted = list(stored.shape), list(holding.shape)
             raise RankError(f"{name!r} has shape {found} in the checkpoint, but {wanted} in the model")
+        there = [0 for _ in holding.chunks]
+        for part in _parts(name, stored, holding):
+            there[part.box] += prod(part.sizes)
+        if there != [prod(chunk.sizes) for chunk in holding.chunks]:
+            raise RankError(f"the checkpoint {self.folder} has only a part of {name!r}; use an older one")
+        dtype = DTYPES[stored.dtype]
+        if dtype == holding.dtype:
+            return
+        said = f"{name!r} is {stored.dtype} in the checkpoint, but {name_of(holding.dtype)} in the model"
+        if not dtype.is_floating_point or not holding.dtype.is_floating_point:
+            raise RankError(f"{said}; build the model as it was saved")
+        if not convert:
+            raise RankError(f"{said}; --convert (convert=True) converts it")
+        for part in _parts(name, stored, holding):
+            check_cast(name, self._values(stored, part), holding.dtype, f"the checkpoint {self.folder}")
+
+    def _stored(self, name: str) -> Stored:
+        stored = self.index.tensors.get(name)
+        if stored is None:
+            raise RankError(f"the checkpoint {self.folder} has no {name!r}; it is of another model")
+        return stored
 
     def read(self, name: str, holding: Holding) -> list[torch.Tensor]:
-        """What a rank's boxes of a tensor hold here, in their order."""
-        self.check(name, holding)
-        stored = self.index.tensors[name]
-        wanted = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in holding.chunks]
+        """What a rank's boxes of a tensor hold here, in their order, in the wanted type. `check` must have passed."""
+        stored = self._stored(name)
         filled = [torch.empty(chunk.sizes, dtype=holding.dtype) for chunk in holding.chunks]
         missing = [buffer.numel() for buffer in filled]
-        for item in create_read_items_for_chunk_list(name, _metadata(stored), wanted):
-            number, place = item.dest_index.index or 0, stored.chunks[item.storage_index.index or 0]
-            target = filled[number][_slices(item.dest_offsets, item.lengths)]
-            target.copy_(self._part(place, _slices(item.storage_offsets, item.lengths)))
-            missing[number] -= target.numel()
-        if any(missing):
-            raise RankError(f"the checkpoint {self.folder} has only a part of {name!r}; use an older one")
+        for part in _parts(name, stored, holding):
+            filled[part.box][_slices(part.target, part.sizes)].copy_(self._values(stored, part))
+            missing[part.box] -= prod(part.sizes)
+        assert not any(missing)
         return filled
 
     def whole(self, name: str) -> torch.Tensor:
@@ -162,52 +164,62 @@ class Checkpoint:
         stored = self.index.tensors.get(name)
         if stored is None or not stored.is_complete:
             raise RankError(f"the checkpoint {self.folder} has not all of {name!r}; use an older one")
-        for place in stored.chunks:
-            self._part(place, tuple(slice(0, 0) for _ in stored.shape))  # that they are there, before memory is taken
-        found = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
-        for chunk, values in zip(whole_holding(found).chunks, self.read(name, whole_holding(found))):
-            chunk.write(values)
-        return found
+        for rank in {rank for _, _, rank, _ in stored.chunks}:
+            self._file(rank)  # that its boxes are there, before memory is taken
+        empty = torch.empty(stored.shape, dtype=DTYPES[stored.dtype], device="meta")
+        return next(iter(self.read(name, whole_holding(empty))), torch.empty(stored.shape, dtype=empty.dtype))
 
     def verify(self, rank: int) -> None:
         """Read all of a rank's file. Raises RankError where it is not as it was written."""
-        places = [place for stored in self.index.tensors.values() for place in stored.chunks if place[2] == rank]
-        with self._reading(rank) as file:
-            sizes = {str(number): list(sizes) for _, sizes, _, number in places}
-            found = _checksum(file.get_tensor(str(number)) for number in range(len(sizes)))
-            said = file.metadata() or {}
-            if said.get(_SUM) != found:
-                raise SafetensorError("its numbers are not those that were written")
-            if said.get(_OF) != self.index.own:
-                raise SafetensorError("it is of another checkpoint")
-            if {key: file.get_slice(key).get_shape() for key in file.keys()} != sizes:  # noqa: SIM118
-                raise SafetensorError("it is not of this checkpoint")
+        with self._blamed(rank):
+            self._file(rank).verify()
 
-    def _part(self, place: Place, slices: tuple[slice, ...]) -> torch.Tensor:
+    def _values(self, stored: Stored, part: Part) -> torch.Tensor:
         """Some elements of a box."""
-        _, sizes, rank, number = place
-        with self._reading(rank) as file:
-            found = file.get_slice(str(number)) if slices else file.get_tensor(str(number))
-            if tuple(found.get_shape() if slices else found.shape) != sizes:
-                raise SafetensorError("it is not of this checkpoint")
-            values: torch.Tensor = found[slices] if slices else found
-            return values
+        _, _, rank, number = stored.chunks[part.chunk]
+        return self._file(rank).tensor(str(number))[_slices(part.source, part.sizes)]
+
+    def _file(self, rank: int) -> TensorFile:
+        """A rank's file, which stays open."""
+        if rank not in self._files:
+            index = self.index
+            said = about(index.own, rank, index.ranks)
+            with self._blamed(rank):
+                path = self.folder / file_of(rank)
+                self._files[rank] = TensorFile(path, Pin(*index.files[rank]), said, index.rows_of(rank))
+        return self._files[rank]
 
     @contextmanager
-    def _reading(self, rank: int) -> Iterator[Any]:
-        """A rank's file, which stays open."""
+    def _blamed(self, rank: int) -> Iterator[None]:
         path = self.folder / file_of(rank)
         try:
-            if rank not in self._files:
-                self._files[rank] = self._stack.enter_context(safe_open(path, framework="pt"))
-            yield self._files[rank]
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise RankError(f"cannot read {path}: {error}; remove {self.folder} to use the one before") from None
+            yield
+        except OSError as error:
+            raise DamagedError(f"cannot read {path}: {error.strerror or error}") from None
+        except SoapstoneError as error:
+            raise DamagedError(f"cannot read {path}: {error}") from None
+
+
+class Part(NamedTuple):
+    """Elements that a wanted box and a stored one have in common: both numbers, where they begin in each, how many."""
+
+    box: int
+    chunk: int
+    target: torch.Size
+    source: torch.Size
+    sizes: torch.Size
+
+
+def _parts(name: str, stored: Stored, holding: Holding) -> Iterator[Part]:
+    wanted = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in holding.chunks]
+    for item in create_read_items_for_chunk_list(name, _metadata(stored), wanted):
+        numbers = item.dest_index.index or 0, item.storage_index.index or 0
+        yield Part(*numbers, item.dest_offsets, item.storage_offsets, item.lengths)
 
 
 def _metadata(stored: Stored) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes, _, _ in stored.chunks]
-    properties = TensorProperties(dtype=getattr(torch, stored.dtype))
+    properties = TensorProperties(dtype=DTYPES[stored.dtype])
     return TensorStorageMetadata(properties, torch.Size(stored.shape), chunks)
 
 

@@ -1,0 +1,41 @@
+"""What a tensor must be so that its values can become another's: there, plain, and the same numbers afterwards."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ..errors import RankError
+
+
+def check_plain(name: str, tensor: torch.Tensor, source: str) -> None:
+    """Raise RankError for a tensor that has no values, or has them in a form that cannot be copied from."""
+    if is_lazy(tensor) or tensor.is_meta or type(tensor).__name__ == "FakeTensor":
+        raise RankError(f"{name!r} in {source} has no values, only a shape; save it from a model that has values")
+    if hasattr(tensor, "full_tensor"):
+        raise RankError(f"{name!r} in {source} is a DTensor, one rank's part; pass its full_tensor()")
+    if tensor.is_quantized:
+        raise RankError(f"{name!r} in {source} is quantized; pass its dequantize()")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        raise RankError(f"{name!r} in {source} is sparse or nested; pass its to_dense()")
+
+
+def check_cast(name: str, tensor: torch.Tensor, dtype: torch.dtype, source: str) -> None:
+    """Raise RankError if values change by more than rounding when they take another type."""
+    if tensor.dtype == dtype or not tensor.numel():
+        return
+    values = tensor.detach()
+    if values.is_complex() and not dtype.is_complex:
+        raise RankError(f"{name!r} is complex in {source}, but {_name_of(dtype)} in the model; pass its real part")
+    cast = values.to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        if bool((cast.isfinite() != values.isfinite()).any()):
+            raise RankError(f"{name!r} in {source} has values too large for the model's {_name_of(dtype)}; scale them")
+    elif not torch.equal(cast.to(values.dtype), values):
+        raise RankError(
+            f"{name!r} in {source} has values that {_name_of(dtype)} does not have, as the model's; round them"
+        )
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,60 @@
+"""What ranks' optimizers keep for each parameter, besides the tensors' values. It must be the same on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import RankError
+from ..store import Store
+from .index import plain_numbers
+
+Kept = dict[str, tuple[list[str], dict[str, Any]]]  # by parameter: the names of all that is kept, and the numbers
+
+
+class Collected(NamedTuple):
+    """By parameter: the names of all that an optimizer keeps for it, and the numbers among that."""
+
+    names: dict[str, tuple[str, ...]]
+    numbers: dict[str, dict[str, Any]]
+
+
+def state_on_rank(store: Store, optimizer: torch.optim.Optimizer | None) -> Kept:
+    """This rank's; only for parameters of which it has elements. Raises RankError for what cannot be saved."""
+    found: Kept = {}
+    for name, parameter in store.parameters() if optimizer is not None else ():
+        assert optimizer is not None
+        state = optimizer.state.get(parameter, {})
+        numbers = plain_numbers(state)
+        for key, value in state.items():
+            if key not in numbers and not isinstance(value, torch.Tensor):
+                what = f"{type(optimizer).__name__}'s {key!r} of {name!r}, a {type(value).__name__},"
+                raise RankError(f"{what} cannot be saved; an optimizer may keep tensors, numbers and strings")
+        if parameter.numel() and state:
+            found[name] = sorted(state), numbers
+        elif parameter.numel():
+            found[name] = [], {}
+    return found
+
+
+def collected(ranks: list[Kept]) -> Collected:
+    """What all ranks have. Raises RankError, the same on all of them, if it differs between ranks."""
+    first: dict[str, int] = {}
+    for rank, kept in enumerate(ranks):
+        for name, (keys, numbers) in kept.items():
+            other = first.setdefault(name, rank)
+            names, values = ranks[other][name]
+            differ = sorted({*keys} ^ {*names}) or sorted(k for k in values if not _same(values[k], numbers[k]))
+            if differ:
+                raise RankError(
+                    f"the optimizers of ranks {other} and {rank} differ in {differ[0]!r} of {name!r}; give all ranks "
+                    "the same optimizer, over parallel.parameters()"
+                )
+    rows = {name: ranks[rank][name] for name, rank in first.items() if ranks[rank][name][0]}
+    return Collected({name: tuple(keys) for name, (keys, _) in rows.items()}, {n: row for n, (_, row) in rows.items()})
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Also of two that are no number."""
+    return bool(one == other) or repr(one) == repr(other)
