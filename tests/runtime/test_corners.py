@@ -207,6 +207,29 @@ class Counting(nn.Module):
         return y
 
 
+class CopiedStatistics(nn.Module):
+    """A batch norm that changes copies of buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+        self.mean: T
+        self.var: T
+
+    def forward(self, x: T) -> T:
+        return F.batch_norm(self.linear(x), self.mean.clone(), self.var.clone(), training=True)
+
+
+def test_copies_of_running_statistics_leave_the_buffers_alone() -> None:
+    def work() -> ss.Workload:
+        with seeded(4):
+            return ss.Workload(CopiedStatistics().double(), (torch.randn(6, 4, dtype=torch.float64),), loss=loss_of)
+
+    check(work)
+
+
 class FrozenUnderAutocast(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -257,6 +280,10 @@ OUTSIDE = nn.Parameter(torch.ones(4))
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a buffer set anew": (lambda: ss.capture(Counting(True), (X,), loss=loss_of), "the model sets 'count' anew"),
     "an attribute set anew": (lambda: ss.capture(Counting(False), (X,), loss=loss_of), "the model sets 'count' anew"),
+    "a tracking instance norm": (
+        lambda: ss.capture(nn.InstanceNorm1d(4, track_running_stats=True, affine=True), (torch.randn(2, 4, 5),),
+                           loss=loss_of), "tracks running statistics, which has no rule"
+    ),
     "no_grad under autocast": (
         lambda: ss.capture(FrozenUnderAutocast(), (X,), loss=loss_of), "loses no_grad inside autocast"
     ),

@@ -98,6 +98,17 @@ class Part:
         self._compute(range(self.op.head + 1, len(self.op.steps)), draws)
         return self._outputs()
 
+    def updated(self) -> dict[int, Box]:
+        """The buffers that this part gives the next values of, and the box of each, over the dims of the op's own
+        factoring."""
+        found: dict[int, Box] = {}
+        for operand in self.op.updates:
+            number = next(i for i, o in enumerate(self.op.inputs) if o.tensor == operand.tensor)
+            step = next(i for i, s in enumerate(self.op.steps) if self.op.inputs[number].value in s.inputs)
+            if kernels.gives_statistics(Place(self.op.steps[step], self.step_dims[step], self.needs[step])):
+                found[operand.tensor] = self.input_box(number)
+        return found
+
     def slope(self, weight: torch.Tensor) -> torch.Tensor:
         """What a unit of the sum adds to the output, where all parts together have this weight."""
         step = self.op.steps[self.op.head]

@@ -125,7 +125,7 @@ def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | No
     with recorder:
         outputs = function(inputs, seen)
     recorder.graph.output([recorder.node_of(tensor) for tensor in outputs])
-    recorder.graph.eliminate_dead_code()
+    recorder.graph.eliminate_dead_code(_acts)
     views = [i for i, y in enumerate(outputs) if y._is_view() and all(y is not x for x in inputs)]
     differentiable = [y.requires_grad for y in outputs]
     places = [] if seen is None else seen.places
@@ -211,6 +211,12 @@ class _Recorder(TorchFunctionMode):
 
     def _depends(self, value: Any) -> bool:
         return any(id(tensor) in self._nodes for tensor in _tensors(value))
+
+
+def _acts(node: fx.Node) -> bool:
+    """Whether a call is needed even if nobody reads its result: a batch norm changes running statistics in place."""
+    changes = node.target is torch.batch_norm and node.args[3] is not None and node.args[5]
+    return node.op in ("placeholder", "output") or bool(changes)
 
 
 def _same(given: Any, result: torch.Tensor) -> bool:

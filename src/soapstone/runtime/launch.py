@@ -21,6 +21,7 @@ from .execute import Executor
 from .faults import ON_NAN
 from .parallel import Parallel
 from .plan import Plan, open_connections
+from .statistics import check_statistics
 from .store import STORED, Store
 from .transports import Transport, default_transport
 from .weights import CHOICES, broadcast, is_meta, materialised, state_of
@@ -66,7 +67,9 @@ def parallelize(
         if cuda_graphs and strategy.microbatches > 1:
             raise RankError("a CUDA graph has room for one microbatch; leave out CUDA graphs, or microbatches")
         chosen = _ranks(topology, ranks, size)
-        return simulate(graph, topology, strategy, training=training), chosen
+        simulation = simulate(graph, topology, strategy, training=training)
+        check_statistics(simulation)
+        return simulation, chosen
 
     simulation, chosen = agree(transport, prepare)
     random_state = torch.get_rng_state()

@@ -16,6 +16,7 @@ from ..simulator import Simulation
 from ..tracing import Workload, flattened
 from .agreement import Verdict, agree, checksum
 from .batch import BatchCheck
+from .buffers import LaggingBuffers
 from .clipping import clip_grad_norm
 from .evaluation import Evaluation
 from .execute import Executor, Values
@@ -40,6 +41,7 @@ class Parallel:
         self._graph = executor.plan.simulation.graph
         self._check = BatchCheck(self._graph, executor.read, executor.microbatches)
         self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
+        self._buffers = LaggingBuffers(executor.placement, executor.device, store)
         self._first, self._accumulating = True, False
         self._steps, self._faults = 0, Faults(executor, on_nan)
         self._idle = nn.Parameter(torch.empty(0, device=executor.place))
@@ -69,6 +71,7 @@ class Parallel:
         if not self._accumulating:
             self._store.drop_gradients()
         self._steps += 1
+        self._buffers.change()
         self._transport.note(f"in step {self._steps}")
         try:
             loss = train(self._executor, given, sync, verdict, self._faults.accepts)
@@ -111,6 +114,7 @@ class Parallel:
         shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in inputs)
         if shapes not in self._evaluations:
             self._evaluations[shapes] = Evaluation(self._work, self._executor, inputs)
+        self._buffers.catch_up(self._transport)
         evaluation = self._evaluations[shapes]
         if evaluation.stale:
             evaluation.load(self._whole_state())
@@ -161,6 +165,7 @@ class Parallel:
         return state
 
     def _whole_state(self) -> dict[str, torch.Tensor]:
+        self._buffers.catch_up(self._transport)
         unread = {name: tensor for name, tensor in state_of(self._work.model).items() if not tensor.is_meta}
         whole = self._store.assemble(self._transport.exchange(self._store.owned(gradients=False)), unread)
         return whole | {name: counter.clone() for name, counter in self._store.counters.items()}
@@ -179,6 +184,7 @@ class Parallel:
         Without `wait` a copy is written while training goes on, until the next `save` or `saved`. Raises RankError on
         all ranks where one cannot write."""
         self._check_synced()
+        self._buffers.catch_up(self._transport)
         self._saver.begin(Path(folder), optimizer, step, keep, copied=not wait)
         if wait:
             self._saver.finish()

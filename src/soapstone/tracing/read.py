@@ -233,12 +233,20 @@ class _Reader:
         inputs, args = self._arguments(node, node.target)
         self._read_from(node)
         trains = args.pop("training")
+        kept = trains and "running_mean" in inputs and self._keeps_statistics(node)
+        if trains and not kept:  # what changes is a copy, which nobody reads
+            inputs = {name: value for name, value in inputs.items() if not name.startswith("running")}
         kind = self.kinds.get(_BATCH_NORM, _BATCH_NORM) if trains else _FROZEN_BATCH_NORM
         shape = _described(node.name, node.meta["val"]).shape
         self.value_of[node] = self.recorder.emit(kind, inputs, args, shape)[0]
-        if trains and "running_mean" in inputs:
-            updates = [(inputs["running_mean"], 3), (inputs["running_var"], 4)]
-            self.trace.calls[-1].updates = updates
+        self.trace.calls[-1].updates = [(inputs["running_mean"], 3), (inputs["running_var"], 4)] if kept else []
+
+    def _keeps_statistics(self, node: fx.Node) -> bool:
+        """Whether the running statistics of a batch norm are buffers, not copies of some."""
+        own = [given in self.buffer_of for given in node.args[3:5]]
+        if any(own) != all(own):
+            raise CaptureError(f"of the running statistics in {_where(node)} only one is a buffer; register both")
+        return all(own)
 
     def _region(self, node: fx.Node) -> None:
         """Read the calls of a region as if they stood here; without gradients, none of their values has one."""
@@ -322,6 +330,11 @@ class _Reader:
                 raise CaptureError(f"{kind} in {_where(node)} writes to its inputs, and has no twin that does not")
             kind = kind_of(target)
         inputs, args = self._arguments(node, target)
+        if kind == "instance_norm" and node.args[3] is not None and node.args[5]:
+            raise CaptureError(
+                f"the instance norm in {_where(node)} tracks running statistics, which has no rule; make it with "
+                "track_running_stats=False"
+            )
         several = isinstance(node.meta["val"], tuple | list)
         metas = node.meta["val"] if several else [node.meta["val"]]
         facts = facts_of(kind)

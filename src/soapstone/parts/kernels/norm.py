@@ -42,8 +42,14 @@ def _frozen_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
 @kernel("local_batch_norm")
 def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
     """Every part has its own statistics; the first part along the batch and the positions gives the buffers'."""
-    first = all(lo == 0 for dim, (lo, _) in zip(place.step.dims, place.dims) if dim.name != "channel")
-    return _torch_batch_norm(place, inputs, first)
+    return _torch_batch_norm(place, inputs, gives_statistics(place))
+
+
+def gives_statistics(place: Place) -> bool:
+    """Whether a part of a batch norm gives the next values of the buffers. If each part has statistics of its own, only
+    the part with the first samples and positions does, as in DistributedDataParallel."""
+    sides = zip(place.step.dims, place.dims)
+    return place.step.kind != "local_batch_norm" or all(lo == 0 for dim, (lo, _) in sides if dim.name != "channel")
 
 
 @combined("_native_batch_norm_legit_functional")
