@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,8 @@ import torch
 
 from benchmarks.soak.run import limit
 from benchmarks.soak.training import Training
-from soapstone.runtime.checkpoints import latest, whole_state
+from soapstone.files import HALF
+from soapstone.runtime.checkpoints import latest, lease, whole_state
 from soapstone.runtime.checkpoints.index import Index
 
 TIMEOUT = 100
@@ -30,7 +35,7 @@ def has_saved(folder: Path) -> bool:
 
 def assert_nothing_is_left(training: Training, folder: Path) -> None:
     assert training.processes() == {}
-    assert not [path for path in folder.rglob("*") if path.name.startswith(".soapstone")]
+    assert not [path for path in folder.rglob("*") if path.name.startswith(HALF) and path.name != lease.NAME]
 
 
 @pytest.mark.timeout(TIMEOUT)
@@ -39,7 +44,6 @@ def assert_nothing_is_left(training: Training, folder: Path) -> None:
     [
         (signal.SIGKILL, "rank 1 was killed, or ended without a word; last seen "),
         (signal.SIGSTOP, "rank 1 was stopped "),
-        pytest.param(signal.SIGTERM, "rank 1 was told to end", marks=pytest.mark.long),
         pytest.param(signal.SIGSEGV, "rank 1 was killed, or ended without a word; last seen ", marks=pytest.mark.long),
     ],
 )
@@ -75,6 +79,69 @@ def test_torchrun_restarts_from_the_last_checkpoint_by_itself(tmp_path: Path) ->
         assert_nothing_is_left(training, tmp_path / "killed")
     for name, tensor in whole_state(tmp_path / "plain").items():
         torch.testing.assert_close(whole_state(tmp_path / "killed")[name], tensor, rtol=1e-9, atol=1e-12)
+
+
+def gone(processes: Iterable[int]) -> bool:
+    """Whether all of them end within seconds."""
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
+@pytest.mark.timeout(2 * TIMEOUT)
+def test_a_folder_is_that_of_one_run_whose_ranks_end_with_torchrun(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    options = ("--save", str(saved), "--every", "5", "--steps", "1000000")
+
+    with Training(*MODEL, *options, restarts=1, environment=cache(tmp_path)) as training:
+        assert training.until(lambda: has_saved(saved), TIMEOUT), training.output
+        one = (*MODEL[:-1], "cpu:1x1", *options, "--resume")
+        with Training(*one, ranks=1, environment=cache(tmp_path)) as other:
+            assert other.end(TIMEOUT) != 0
+            process = f"(process {training.processes()[0]} on {socket.gethostname()}, since 2"
+            assert f"{saved} is in use by run " in other.sentences[0]
+            assert process in other.sentences[0]
+        assert training.send(1, signal.SIGKILL)
+        assert training.until(lambda: "steps, to go on from" in training.output, TIMEOUT), training.output
+
+        assert training.until(lambda: len(training.processes()) == 2, TIMEOUT)
+        ranks = training.processes().values()
+        shutil.rmtree(saved, ignore_errors=True)  # a checkpoint may be written there meanwhile
+        assert training.until(lambda: has_saved(saved), TIMEOUT), training.output
+        assert f"{saved} was removed, or files in it, while this run uses it" in training.output
+        training.process.kill()
+        assert gone(ranks)
+        assert any("torchrun is gone" in line for line in training.sentences), training.output
+    options = ("--save", str(saved), "--steps", "1", "--resume")
+    with Training(*MODEL, *options, environment=cache(tmp_path)) as training:
+        assert training.end(TIMEOUT) == 0, training.output
+        assert f"{saved} was that of run " in training.output
+        assert_nothing_is_left(training, saved)
+
+
+@pytest.mark.timeout(TIMEOUT)
+def test_a_run_that_is_told_to_end_saves_a_last_checkpoint(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    options = ("--save", str(saved), "--steps", "1000000")
+    with Training(*MODEL, *options, restarts=1, environment=cache(tmp_path)) as training:
+        assert training.until(lambda: "step 0: loss" in training.output, TIMEOUT), training.output
+        assert training.send(1, signal.SIGTERM)
+        assert training.until(lambda: "steps, to go on from" in training.output, TIMEOUT), training.output
+        first = re.search(
+            r"Stopped by SIGTERM to rank 1 after (\d+) steps; saved .*; go on with --resume", training.output
+        )
+        assert first is not None
+        assert f"{saved} has {first[1]} steps, to go on from" in training.output
+        assert "exitcode  : 143" in training.output or "exitcode: 143" in training.output
+        training.process.send_signal(signal.SIGINT)
+        assert training.end(TIMEOUT) != 0
+        second = re.search(r"Stopped by Ctrl-C after (\d+) steps; saved (.*); go on with --resume", training.output)
+        assert second is not None, training.output
+        assert second[2] == str(latest(saved)) == str(saved / f"step-{int(second[1]):09}")
+        assert training.sentences == []
+        assert training.processes() == {}
 
 
 @pytest.mark.timeout(TIMEOUT)

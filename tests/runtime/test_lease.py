@@ -134,13 +134,15 @@ def test_a_folder_that_is_removed_is_made_again_and_told_of(tmp_path: Path, capf
     shutil.rmtree(folder)
     for _ in range(2):
         held.beat()
-    assert capfd.readouterr().err.count("was removed while this run uses it") == 1
+    assert capfd.readouterr().err.count("was removed, or files in it, while this run uses it") == 1
     assert not folder.exists()
     assert hold(folder) is held
     assert (folder / NAME).exists()
+    assert capfd.readouterr().err == ""
     (folder / NAME).unlink()
     held.beat()
     assert (folder / NAME).exists()
+    assert "was removed, or files in it" in capfd.readouterr().err
 
 
 def test_a_run_whose_folder_was_taken_over_hears_of_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,6 @@ import typer
 
 from ..baselines import is_baseline
 from ..errors import SoapstoneError, StrategyError
-from ..files import HALF
 from ..searching import search
 from ..strategy import Strategy
 from ..topology import first_devices
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from ..runtime import Transport
 
 SECONDS = 10.0  # for a search
-_REFUSED = f"{HALF}refused"  # beside checkpoints of another run
 
 Elastic = Annotated[
     bool, typer.Option("--elastic", help="Go on where torchrun has fewer ranks left than the topology has devices.")
@@ -32,29 +29,6 @@ Fallback = Annotated[
     list[Path] | None,
     typer.Option(help="A strategy file for fewer ranks; may be given several times. Otherwise one is searched."),
 ]
-
-
-def restarts() -> int:
-    """How often torchrun has started the ranks anew."""
-    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return int(text) if text.isdecimal() else 0
-
-
-def check_own(folder: Path) -> None:
-    """Raise SoapstoneError unless a folder's checkpoints are of this run: torchrun restarts one that was refused, too,
-    and it is to be refused again."""
-    refused = folder / _REFUSED
-    with suppress(OSError):
-        if not restarts():
-            refused.touch()
-    if refused.exists() or not restarts():
-        raise SoapstoneError(f"{folder} has checkpoints already; add --resume to go on, or name another folder")
-
-
-def begin(folder: Path) -> None:
-    """A folder without checkpoints is this run's from now on."""
-    with suppress(OSError):
-        (folder / _REFUSED).unlink()
 
 
 def with_fewer_ranks(case: Case) -> Case:

@@ -14,8 +14,8 @@ from ..errors import SoapstoneError
 from ..simulator import Throughput, throughput
 from ..strategy import Strategy
 from .arguments import Case
+from .claiming import Claim
 from .common import Listing, duration, say
-from .elastic import begin, check_own
 from .predict import described_rates
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Run:
 
     steps: int
     lr: float | None  # what the checkpoint has, or the default
-    seed: int
+    seed: int | None  # what the checkpoint has, or 0
     dropout: str
     optimizer: str
     compiled: bool
@@ -49,11 +49,12 @@ class Run:
     resume: bool = False
     weights: Path | None = None
     on_nan: str = "stop"
+    grace: float = 0.0  # seconds for a last checkpoint once the run is told to end
 
     def __post_init__(self) -> None:
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise SoapstoneError(f"--lr {self.lr} is no learning rate; use a number above 0")
-        if not -(2**63) <= self.seed < 2**63:
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
         if self.save is None and (self.resume or self.every is not None):
             raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
@@ -133,42 +134,56 @@ class Trained:
         return [] if near or not missing else [f"For a closer prediction: {', and '.join(missing)}."]
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """Training was told to end, which exit status `status` says."""
+
+    status: int
+
+
 def run_steps(
-    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
-) -> Trained | None:
+    case: Case, work: Workload, strategy: Strategy, wanted: Run, claim: Claim, transport: Transport, place: torch.device
+) -> Trained | Stopped | None:
     """Train; None where all steps had been done before."""
+    from ..runtime.transports.stopping import stoppable
+
     parallel = _parallel(case, work, strategy, wanted, transport, place)
     optimizer = wanted.optimizer_of(parallel.parameters())
     batch = [tensor.to(place) for tensor in work.batch]
     losses, seconds, record, skipped = [], [], None, 0
-    first, end = _first_step(parallel, optimizer, wanted, transport), WARM + wanted.steps
+    first, end = _first_step(parallel, optimizer, wanted, claim, transport), WARM + wanted.steps
     if first >= end:
+        claim.is_done = True
         return None
     said = perf_counter()
-    for step in range(first, end):
-        last = step == end - 1
-        transport.exchange(None)  # all begin together
-        start, begin = perf_counter(), perf_counter_ns()
-        if last:
-            parallel.watch()
-        loss = parallel.step(*batch)
-        optimizer.step()
-        if place.type == "cuda":
-            import torch
+    with stoppable(transport, wanted.grace) as stop:
+        for step in range(first, end):
+            last = step == end - 1
+            if stop():  # and all begin together
+                _save_last(parallel, optimizer, wanted, first, step, stop.reason, transport)
+                return Stopped(stop.status)
+            start, begin = perf_counter(), perf_counter_ns()
+            if last:
+                parallel.watch()
+            loss = parallel.step(*batch)
+            optimizer.step()
+            if place.type == "cuda":
+                import torch
 
-            torch.cuda.synchronize(place)
-        seconds.append(perf_counter() - start)
-        losses.append(loss.item())
-        if last:
-            record = parallel.watched(begin, perf_counter_ns())
-        is_skipped = wanted.on_nan == "skip" and not math.isfinite(losses[-1])
-        skipped += is_skipped
-        if transport.rank == 0 and (step % max(1, wanted.steps // 5) == 0 or is_skipped or start - said > SPEAKING):
-            done = "is left out" if is_skipped else duration(seconds[-1])
-            say(f"step {step}: loss {losses[-1]:.6g}, {done}")
-            said = start
-        if wanted.save is not None and wanted.saves_after(step, last):
-            parallel.save(wanted.save, optimizer, step=step + 1, keep=wanted.keep, wait=last)
+                torch.cuda.synchronize(place)
+            seconds.append(perf_counter() - start)
+            losses.append(loss.item())
+            if last:
+                record = parallel.watched(begin, perf_counter_ns())
+            is_skipped = wanted.on_nan == "skip" and not math.isfinite(losses[-1])
+            skipped += is_skipped
+            if transport.rank == 0 and (step % max(1, wanted.steps // 5) == 0 or is_skipped or start - said > SPEAKING):
+                done = "is left out" if is_skipped else duration(seconds[-1])
+                say(f"step {step}: loss {losses[-1]:.6g}, {done}")
+                said = start
+            if wanted.save is not None and wanted.saves_after(step, last):
+                parallel.save(wanted.save, optimizer, step=step + 1, keep=wanted.keep, wait=last)
+    claim.is_done = True
     if skipped and transport.rank == 0:
         say(f"{skipped} of {len(losses)} steps were left out, since their losses were not finite.")
     slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:] or seconds))]
@@ -177,23 +192,31 @@ def run_steps(
     return Trained(losses, median, parallel.simulation, rates, transport.exchange(record))
 
 
-def _first_step(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, transport: Transport) -> int:
-    """The step to begin with, once weights are what they are to be. Torchrun's restarts go on by themselves."""
-    from ..runtime.agreement import agree
+def _save_last(
+    parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, first: int, step: int, reason: str,
+    transport: Transport,
+) -> None:  # fmt: skip
+    """Before the end of a run that was told to end after so many steps: write what there is, unless it is written."""
     from ..runtime.checkpoints import latest
 
-    found = wanted.save is not None and any(transport.exchange(latest(wanted.save) is not None))
-    if wanted.save is not None and not found and transport.rank == 0:
-        begin(wanted.save)
-        if wanted.resume:
-            say(f"{wanted.save} has no checkpoint: this is a new run.")
-    if wanted.save is None or not found:
+    if wanted.save is not None:
+        if step > first and not wanted.saves_after(step - 1, last=False):
+            parallel.save(wanted.save, optimizer, step=step, keep=wanted.keep)
+        parallel.saved()
+    if transport.rank == 0:
+        path = None if wanted.save is None else latest(wanted.save)
+        kept = "nothing is saved" if path is None else f"saved {path}; go on with --resume"
+        say(f"Stopped by {reason} after {step} steps; {kept}.", always=True)
+
+
+def _first_step(
+    parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, claim: Claim, transport: Transport
+) -> int:
+    """The step to begin with, once weights are what they are to be."""
+    if wanted.save is None or not claim.goes_on:
         if wanted.weights is not None:
             parallel.load_weights(wanted.weights)
         return 0
-    if not wanted.resume:
-        folder = wanted.save
-        agree(transport, lambda: check_own(folder) if transport.rank == 0 else None)
     step = parallel.load(wanted.save, optimizer)
     for group in optimizer.param_groups if wanted.lr is not None else ():
         group["lr"] = wanted.lr

@@ -20,10 +20,11 @@ from ..simulator import simulate
 from ..strategy import Strategy
 from ..topology import Topology, is_kind, kind_of
 from .arguments import Case, StrategyName, costs_of, takes_case
+from .claiming import claimed
 from .common import AsJson, Interface, print_all, print_json, say
 from .elastic import Elastic, Fallback, check_elastic, given_strategy, searched_strategy, with_fewer_ranks
 from .reporting import ReportFile, check_report, write_report
-from .running import Run, run_steps
+from .running import Run, Stopped, Trained, run_steps
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,10 @@ Trace = Annotated[Path | None, typer.Option(help="Write the last step's real tim
 Dropout = Annotated[str, typer.Option(help="counter: masks by seed, step and element; replay: torch's own masks.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Run segments through torch.compile.")]
 Graphs = Annotated[bool, typer.Option("--cuda-graphs", help="Launch each segment as one CUDA graph.")]
-Seed = Annotated[int, typer.Option(help="Of the first weights, and of dropout.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="The first weights, the data and dropout follow from it: 0, or as in the checkpoint."),
+]
 SaveFolder = Annotated[
     Path | None, typer.Option("--save", metavar="FOLDER", help="Write checkpoints here, which all ranks must share.")
 ]
@@ -66,6 +70,10 @@ NanOption = Annotated[
         help="A loss that is not finite: end; leave its step out, ten in a row at most; do not look.",
     ),
 ]
+Grace = Annotated[
+    float,
+    typer.Option(min=0.0, help="Seconds in which SIGTERM and Ctrl-C let a last checkpoint be saved; 0 saves none."),
+]
 Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds that ranks wait for one another.")]
 
 
@@ -75,7 +83,7 @@ def train(
     strategy: StrategyName = "data",
     steps: Steps = 10,
     lr: LearningRate = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     dropout: Dropout = "counter",
     compiled: Compile = False,
     graphed: Graphs = False,
@@ -88,6 +96,7 @@ def train(
     fallback: Fallback = None,
     weights: WeightsFile = None,
     on_nan: NanOption = OnNan.stop,
+    grace: Grace = 20.0,
     timeout: Timeout = 600.0,
     interface: Interface = None,
     trace: Trace = None,
@@ -105,7 +114,7 @@ def train(
     check_elastic(elastic, fallback or [])
     wanted = Run(
         steps, lr, seed, dropout, case.training.optimizer, compiled, graphed, save, every, keep,
-        resume or (elastic and save is not None), weights, on_nan,
+        resume or (elastic and save is not None), weights, on_nan, grace,
     )  # fmt: skip
     case, whole = with_fewer_ranks(case) if elastic else case, case.topology
     given = case.strategy(strategy) if case.topology is whole else given_strategy(case, strategy, fallback or [])
@@ -113,21 +122,24 @@ def train(
         import torch
 
         agree(transport, lambda: check_ranks(case.topology, transport.size))
-        chosen = given or searched_strategy(case, transport)
-        case = _measured_once(case, chosen, transport)
-        torch.manual_seed(seed)
-        work = load_workload(case.request)
-        warn_of_other_devices(case.topology, transport, place)
-        if check:
-            _check(case, work.on(place), chosen, wanted, transport, place)
-            work = work.on(torch.device("cpu"))  # so that a GPU has only what the strategy gives it
-        found = run_steps(case, work, chosen, wanted, transport, place)
-        if transport.rank == 0 and found is not None:
+        with claimed(save, wanted.resume, seed, transport) as claim:
+            chosen = given or searched_strategy(case, transport)
+            case = _measured_once(case, chosen, transport)
+            torch.manual_seed(claim.seed)
+            work = load_workload(case.request)
+            warn_of_other_devices(case.topology, transport, place)
+            if check:
+                _check(case, work.on(place), chosen, wanted, claim.seed, transport, place)
+                work = work.on(torch.device("cpu"))  # so that a GPU has only what the strategy gives it
+            found = run_steps(case, work, chosen, wanted, claim, transport, place)
+        if transport.rank == 0 and isinstance(found, Trained):
             if trace is not None:
                 save_events(found.happenings, trace)
             if report is not None:
                 write_report(case, found.simulation, report, name=strategy, happenings=found.happenings)
             print_json(found.described()) if as_json else print_all(*found.shown(case))
+    if isinstance(found, Stopped):
+        raise typer.Exit(found.status)
 
 
 def by_torchrun(topology: Topology) -> str:
@@ -166,12 +178,12 @@ def _measured_once(case: Case, strategy: Strategy, transport: Transport) -> Case
 
 
 def _check(
-    case: Case, work: Workload, strategy: Strategy, wanted: Run, transport: Transport, place: torch.device
+    case: Case, work: Workload, strategy: Strategy, wanted: Run, seed: int, transport: Transport, place: torch.device
 ) -> None:
     from ..runtime.checking import check
 
     found = check(
-        work, case.graph, strategy, transport=transport, place=place, seed=wanted.seed, training=case.training,
+        work, case.graph, strategy, transport=transport, place=place, seed=seed, training=case.training,
         compile=wanted.compiled, cuda_graphs=wanted.graphed,
     )  # fmt: skip
     if transport.rank == 0:

@@ -107,8 +107,8 @@ class CounterDraws:
 
 
 class ReplayDraws:
-    def __init__(self, graph: OperatorGraph, state: torch.Tensor, place: torch.device) -> None:
-        self.draws, self.place = graph.draws, place
+    def __init__(self, graph: OperatorGraph, state: torch.Tensor, place: torch.device, seed: int) -> None:
+        self.draws, self.place, self.seed = graph.draws, place, seed
         self.generator = torch.Generator()
         self.generator.set_state(state)
         self._before = state
@@ -133,7 +133,7 @@ class ReplayDraws:
 
     def state(self) -> dict[str, Any]:
         """All that later masks depend on, for a checkpoint."""
-        return {"mode": "replay", "generator": bytes(self.generator.get_state().tolist()).hex()}
+        return {"mode": "replay", "seed": self.seed, "generator": bytes(self.generator.get_state().tolist()).hex()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Raises RankError where it is of another mode."""

@@ -82,7 +82,11 @@ def parallelize(
         values = materialised(work.model, seed) if is_meta(work.model) else state_of(work.model).items()
         store = Store(simulation, mine, values, place)
         watch_optimizers(store)
-        draws = CounterDraws(seed, place) if dropout == "counter" else ReplayDraws(strategy.played, random_state, place)
+        draws = (
+            CounterDraws(seed, place)
+            if dropout == "counter"
+            else ReplayDraws(strategy.played, random_state, place, seed)
+        )
         executor = Executor(plan, mine, chosen, store, transport, draws, place, compiled=compile, graphed=cuda_graphs)
         return Parallel(work, executor, store, transport, on_nan)
 

@@ -24,7 +24,8 @@ from uuid import uuid4
 
 from ...errors import RankError, SoapstoneError
 from ...files import FILE_MODE, HALF, decode, encode, read_json, write_atomically
-from ...processes import RUN_ID, Process, machine
+from ...processes import RUN_ID, Process, machine, torchrun
+from ..transports import Transport
 
 NAME = f"{HALF}run.json"
 BEAT = 5.0  # seconds between two heartbeats
@@ -58,42 +59,50 @@ class Owner:
         return not set(self.launchers).isdisjoint(launchers)
 
 
+class TakenOverError(RankError):
+    """Another run has the folder, to which this one seemed gone."""
+
+
 class Lease:
     """A folder that is this run's until `release`."""
 
     def __init__(self, folder: Path, owner: Owner) -> None:
         self.folder, self.owner = folder, owner
-        self.is_missed = False  # the folder, and that has been said
+        self.is_missed = False  # the file, and that has been said
         self._lock = threading.Lock()
 
     def beat(self) -> None:
-        """Show that this run is alive. Raises RankError where the folder is another run's, and makes the file again
-        where somebody has removed it."""
+        """Show that this run is alive. Raises TakenOverError where the folder is another run's by now, and makes the
+        file again where somebody has removed it."""
         path = self.folder / NAME
         with self._lock:
             try:
-                if _read(path) != self.owner and not _create(path, self.owner):
-                    found = _read(path)
-                    if found not in (None, self.owner):
-                        raise RankError(
-                            f"{self.folder} was taken over by {found}, to which this one seemed gone; end one of them"
-                        )
+                found = _read(path)
+                if found is None and _create(path, self.owner):
+                    self._miss()
+                elif found not in (None, self.owner):
+                    raise TakenOverError(
+                        f"{self.folder} was taken over by {found}, to which this one seemed gone; end one of them"
+                    )
                 os.utime(path)
             except FileNotFoundError:
-                if not self.is_missed:
-                    _tell(
-                        f"{self.folder} was removed while this run uses it: the next checkpoint makes it again, those "
-                        "before are gone."
-                    )
-                self.is_missed = True
+                self._miss()
+
+    def _miss(self) -> None:
+        if not self.is_missed:
+            _tell(
+                f"{self.folder} was removed, or files in it, while this run uses it: older checkpoints may be gone, "
+                "and the next one is written there again."
+            )
+        self.is_missed = True
 
     def renew(self) -> None:
-        """Make sure that the folder is this run's before a checkpoint is written there. Raises RankError otherwise."""
+        """Make sure that the folder is there, and this run's. Raises TakenOverError otherwise."""
         self.beat()
         if self.is_missed:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.is_missed = False
             self.beat()
+            self.is_missed = False
 
     def release(self, *, restartable: bool = False) -> None:
         """Leave the folder to others. `restartable` keeps the file, so that a restart of this run knows it."""
@@ -124,6 +133,13 @@ def hold(folder: Path, launchers: Iterable[Process] = ()) -> Lease:
     if not _beating or _beating[0][0] != os.getpid():
         _start_beating()
     return lease
+
+
+def launchers_of(transport: Transport) -> tuple[Process, ...]:
+    """The torchruns of all ranks; every rank calls it."""
+    own = torchrun()
+    rows = transport.exchange(() if own is None else (own.machine, own.number, own.started))
+    return tuple(sorted({Process(*row) for row in rows if row}, key=str))
 
 
 def owner_of(folder: Path, launchers: Iterable[Process] = ()) -> Owner | None:

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from ...errors import RankError, SoapstoneError
 from ...files import HALF
 from ...parts import CAPTURING
+from ...processes import Process
 from ...strategy import Strategy
 from ..agreement import agree
 from ..execute import Executor
@@ -33,6 +34,7 @@ from ..transports import Transport
 from .folders import latest, name_of, prune, remove_halves, saved_in
 from .holdings import Holding, held, unread
 from .index import NAME, Index, Optimizer, places, plain_numbers
+from .lease import Lease, TakenOverError, hold, launchers_of
 from .optimizers import Collected, collected, state_on_rank
 from .storage import file_of, picked, plan_from, plan_of, rows_of, sync, without_copies, write_tensors
 from .tensorfile import pin_of
@@ -55,6 +57,8 @@ class Saver:
         self._writing: Future[None] | None = None
         self._own_plan, self._plans = SavePlan([]), list[SavePlan]()
         self._cancelled, self._failed, self._half = threading.Event(), threading.Event(), Path()
+        self._launchers: tuple[Process, ...] | None = None  # of all ranks
+        self._is_whole = False  # the last checkpoint, on rank 0
         transport.at_failure(self._failed.set)
 
     def begin(
@@ -62,12 +66,13 @@ class Saver:
     ) -> None:
         """Start to write what there is now; `copied` where it may change before `finish`. Raises RankError on all
         ranks where the save before, or the beginning of this one, failed on one."""
-        self.finish()
+        self.finish(before_another=True)
         rank, transport = self._transport.rank, self._transport
+        launchers = self._launchers = launchers_of(transport) if self._launchers is None else self._launchers
         own = str(transport.exchange(uuid4().hex)[0])
         half = folder / f"{HALF}{name_of(step)}-{own}"  # no other run's
-        self._half = half
-        agree(self._transport, lambda: _begin(folder, half, step, keep) if rank == 0 else None)
+        self._half, self._is_whole = half, False
+        lease = agree(self._transport, lambda: _begin(folder, half, step, keep, launchers) if rank == 0 else None)
         held_here = agree(self._transport, lambda: self._described(optimizer))
         plans = self._plans_for(plan_of(held_here))
         values = picked(plans[rank], held_here)
@@ -75,13 +80,14 @@ class Saver:
         act = self._write(half, own, ready)
         state = collected(transport.exchange(agree(transport, lambda: state_on_rank(self._executor.store, optimizer))))
         index = agree(transport, lambda: self._index(own, step, plans, held_here, _optimizer(optimizer, state)))
-        if rank == 0:
-            finish = self._finish(folder, half, index, keep)
+        if lease is not None:
+            finish = self._finish(folder, half, index, keep, lease)
             act = _both(act, finish)
         self._start(act)
 
-    def finish(self) -> None:
-        """Wait until the save that has begun is whole. Raises RankError on all ranks where one could not write."""
+    def finish(self, *, before_another: bool = False) -> None:
+        """Wait until the save that has begun is whole. Raises RankError on all ranks where one could not write; where
+        somebody has removed the folder, not before another save, which makes it again."""
         if self._writing is None:
             return
         writing, first = self._writing, self._transport.rank == 0
@@ -92,9 +98,14 @@ class Saver:
         except SoapstoneError:
             self._cancelled.set()
             wait([writing])
+            is_removed = self._transport.exchange(not self._is_whole and not self._half.exists())[0]  # by somebody
             if first:
                 shutil.rmtree(self._half, ignore_errors=True)
-            raise
+            if not is_removed:
+                raise
+            if not before_another:
+                folder = self._half.parent
+                raise RankError(f"{folder} was removed while a checkpoint was written there; save another") from None
 
     def _described(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Holding]:
         """All that this rank could write; what no rank reads is rank 0's."""
@@ -141,7 +152,7 @@ class Saver:
     def _write(self, half: Path, own: str, ready: Callable[[], list[torch.Tensor]]) -> Callable[[], None]:
         return lambda: write_tensors(half, self._transport.rank, self._transport.size, own, ready())
 
-    def _finish(self, folder: Path, half: Path, index: Index, keep: int) -> Callable[[], None]:
+    def _finish(self, folder: Path, half: Path, index: Index, keep: int, lease: Lease) -> Callable[[], None]:
         """Make the folder whole once all files are there."""
         strategy: Strategy = self._executor.plan.simulation.strategy
         files = [half / file_of(rank) for rank in range(self._transport.size)]
@@ -153,7 +164,9 @@ class Saver:
             replace(index, files=tuple(map(pin_of, files))).write(half)
             for name in (half / STRATEGY, half / NAME, half):
                 sync(name)
+            lease.beat()
             os.rename(half, folder / name_of(index.step, saved_in(folder)))
+            self._is_whole = True
             sync(folder)
             prune(folder, keep)
 
@@ -165,7 +178,7 @@ class Saver:
         while not all(path.exists() for path in files):
             if (now := _bytes_in(half)) != written:
                 written, since = now, time.monotonic()
-            if self._cancelled.wait(_LOOK) or time.monotonic() > since + self._patience:
+            if self._cancelled.wait(_LOOK) or time.monotonic() > since + self._patience or not half.exists():
                 return False
         return True
 
@@ -203,6 +216,8 @@ def _result(writing: Future[None], folder: Path) -> None:
     """Wait for a thread's work. Raises RankError where it failed."""
     try:
         writing.result()
+    except TakenOverError:
+        raise
     except Exception as error:
         what = getattr(error, "strerror", None) or _SAFETENSORS.sub("", str(error)) or type(error).__name__
         last = latest(folder)
@@ -218,21 +233,22 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
     return act
 
 
-def _begin(folder: Path, half: Path, step: int, keep: int) -> None:
+def _begin(folder: Path, half: Path, step: int, keep: int, launchers: tuple[Process, ...]) -> Lease:
     if type(step) is not int or step < 0 or type(keep) is not int or keep < 1:
         raise RankError(f"step={step!r} and keep={keep!r} must be whole numbers, of at least 0 and 1")
     if (folder / NAME).exists():
         raise RankError(f"{folder} is a checkpoint itself; name the folder that it is in")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        lease = hold(folder, launchers)
         newest = max(saved_in(folder), default=None)
         if newest is not None and newest.step > step:
             raise RankError(
                 f"{folder} has a checkpoint of step {newest.step}, and this is step {step}; go on from that one, or "
                 "name another folder"
             )
-        remove_halves(folder)
+        remove_halves(folder)  # of runs that are gone, since the folder is this run's
         half.mkdir()
+        return lease
     except OSError as error:
         raise RankError(f"cannot write {folder}: {error.strerror}; name another folder") from None
 
