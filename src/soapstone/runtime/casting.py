@@ -27,14 +27,19 @@ def check_cast(name: str, tensor: torch.Tensor, dtype: torch.dtype, source: str)
     values = tensor.detach()
     if values.is_complex() and not dtype.is_complex:
         raise RankError(f"{name!r} is complex in {source}, but {_name_of(dtype)} in the model; pass its real part")
-    cast = values.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
-        if bool((cast.isfinite() != values.isfinite()).any()):
-            raise RankError(f"{name!r} in {source} has values too large for the model's {_name_of(dtype)}; scale them")
-    elif not torch.equal(cast.to(values.dtype), values):
-        raise RankError(
-            f"{name!r} in {source} has values that {_name_of(dtype)} does not have, as the model's; round them"
-        )
+        if _overflows(values, torch.finfo(dtype).max):
+            raise RankError(f"{name!r} in {source} has values too large for {_name_of(dtype)}, its type in the model")
+    elif not torch.equal(values.to(dtype).to(values.dtype), values):
+        raise RankError(f"{name!r} in {source} has values that {_name_of(dtype)}, its type in the model, cannot hold")
+
+
+def _overflows(values: torch.Tensor, most: float) -> bool:
+    is_real = values.dtype.is_floating_point or values.is_complex()
+    if (torch.finfo(values.dtype).max if is_real else torch.iinfo(torch.int64).max) <= most:
+        return False
+    wide = values.to(torch.complex128 if values.is_complex() else torch.float64)
+    return bool((wide.isfinite() & (wide.abs() > most)).any())
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -25,7 +25,7 @@ from .iteration import train
 from .records import Record, recorded
 from .store import Store
 from .transports import Transport
-from .weights import is_meta, state_of
+from .weights import check_state, is_meta, state_of
 
 if TYPE_CHECKING:
     from .checkpoints import Saver
@@ -244,20 +244,8 @@ class Parallel:
         own, aliases = self._work.model.state_dict(), self._graph.aliases
         given = {aliases.get(name, name): tensor for name, tensor in state.items()}
         state = {**{name: given[aliases.get(name, name)] for name in own if aliases.get(name, name) in given}, **state}
-        agree(self._transport, lambda: _check_state(own, state, source))
+        agree(self._transport, lambda: check_state(own, state, aliases, source))
         kept = {self._graph.aliases.get(name, name): tensor for name, tensor in state.items()}
         if not is_meta(self._work.model):
             self._work.model.load_state_dict(dict(state))  # for what no op reads
         self._store.load(kept)
-
-
-def _check_state(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], source: str) -> None:
-    for name, tensor in own.items():
-        if not isinstance(state.get(name), torch.Tensor):
-            raise RankError(f"{source} has no tensor {name!r}, which the model has")
-        if state[name].shape != tensor.shape:
-            found, wanted = list(state[name].shape), list(tensor.shape)
-            raise RankError(f"{name!r} has shape {found} in {source}, but {wanted} in the model")
-    for name in state:
-        if name not in own:
-            raise RankError(f"{source} has {name!r}, which the model does not have")

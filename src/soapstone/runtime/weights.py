@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
 
 from ..errors import RankError
+from .casting import check_cast, check_plain
 from .transports import Row, Transport
 
 _DRAWING = threading.Lock()  # torch's generator is one for all threads
@@ -18,6 +19,35 @@ CHOICES = ("broadcast", "verify")
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, under all of their names."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
+def check_state(
+    own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], aliases: Mapping[str, str], source: str
+) -> None:
+    """Raise RankError unless a state has what a model has, in values that the model's types can hold. `aliases` has
+    the names of tied weights, with the name that each stands for."""
+    for name, tensor in own.items():
+        given = state.get(name)
+        if not isinstance(given, torch.Tensor):
+            raise RankError(f"{source} has no tensor {name!r}, which the model has")
+        check_plain(name, given, source)
+        if given.shape != tensor.shape:
+            found, wanted = list(given.shape), list(tensor.shape)
+            raise RankError(f"{name!r} has shape {found} in {source}, but {wanted} in the model")
+        check_cast(name, given, tensor.dtype, source)
+    for name in state:
+        if name not in own:
+            raise RankError(f"{source} has {name!r}, which the model does not have")
+        other = aliases.get(name, name)
+        if other in own and not _are_equal(state[name], state[other]):
+            raise RankError(f"{name!r} and {other!r} differ in {source}, but are one tensor in the model")
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one is other or one.data_ptr() == other.data_ptr():
+        return True
+    one, other = one.detach().cpu(), other.detach().cpu()
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def is_meta(model: nn.Module) -> bool:
