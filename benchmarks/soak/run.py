@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import resource
@@ -19,7 +20,7 @@ from soapstone.runtime.checkpoints import latest, whole_state
 
 from .models import EVERY, MODELS, STEPS, training_of, weights_without_faults
 from .record import Fault, Outcome
-from .training import Training
+from .training import Training, until
 
 FAULTS = 5  # a run
 WAITING = 8  # seconds that ranks wait for one another
@@ -33,9 +34,13 @@ SIGNALS = {
     "delay": signal.SIGSTOP,
 }
 LIMITS = {"full disk": resource.RLIMIT_FSIZE, "no memory": resource.RLIMIT_AS}
-EVERYTHING = "all gone"
-KINDS = (*SIGNALS, *LIMITS, EVERYTHING)
+EVERYTHING, LAUNCHER, SCHEDULER, SECOND = "all gone", "torchrun killed", "torchrun told to end", "second run"
+STARTED_AGAIN = (EVERYTHING, LAUNCHER, SCHEDULER)  # since torchrun itself ends
+HARMLESS = ("delay", SECOND)
+KINDS = (*SIGNALS, *LIMITS, *STARTED_AGAIN, SECOND)
 _FAILED, _RESUMED = "failed (exitcode", re.compile(r"has (\d+) steps, to go on from")
+_SAYINGS = ("soapstone: ", "Stopped by ")  # how lines begin that say why a rank ended
+_NAMED = {LAUNCHER: "torchrun is gone", SCHEDULER: r"Stopped by SIGTERM after \d+ steps; saved "}
 
 
 class Run:
@@ -60,7 +65,7 @@ class Run:
                 time.sleep(1.5 * self._random.random())
                 if kind == "kill while saving":
                     self._training.until(lambda: any(self.folder.glob(f"{HALF}step-*")), 20)
-                fault = Fault(kind, self._random.randrange(outcome.ranks), self._step(), is_harmless=kind == "delay")
+                fault = Fault(kind, self._random.randrange(outcome.ranks), self._step(), is_harmless=kind in HARMLESS)
                 if self._happens(fault):
                     outcome.faults = (*outcome.faults, fault)
             with suppress(subprocess.TimeoutExpired):
@@ -87,9 +92,12 @@ class Run:
     def _happens(self, fault: Fault) -> bool:
         """Whether there was a rank for it to happen to; then it is over."""
         start, before = time.monotonic(), len(self._training.output)
-        if fault.kind == EVERYTHING:
-            self._training.kill()
-            self._training, before = self._start(), 0
+        ended = ""  # what a torchrun said that has ended
+        if fault.kind in STARTED_AGAIN:
+            ended, before = self._end_all(fault.kind)[before:], 0
+            self._training = self._start()
+        elif fault.kind == SECOND:
+            fault.named = self._is_refused()
         elif not self._inflict(fault):
             return False
         if fault.kind == "delay":
@@ -100,8 +108,33 @@ class Run:
             self._training.send(fault.rank, signal.SIGKILL)  # as torchrun does after half a minute
         fault.recovered = self._training.until(lambda: self._goes_on(fault, before), PATIENCE) or self._has_ended()
         fault.seconds = time.monotonic() - start
-        self._note(fault, self._training.output[before:])
+        self._note(fault, ended, self._training.output[before:])
         return True
+
+    def _end_all(self, kind: str) -> str:
+        """End torchrun in some way, and its ranks if they do not follow within seconds; what was said."""
+        training = self._training
+        ranks = training.processes().values()
+        if kind == EVERYTHING:
+            training.kill()
+        training.process.send_signal(signal.SIGKILL if kind == LAUNCHER else signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            training.end(PATIENCE)
+        ended_alone = until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), 10)
+        said = training.output if ended_alone else ""
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+        training.kill()
+        return said
+
+    def _is_refused(self) -> bool:
+        """Whether a second run on the same folder is, in a sentence that names the first."""
+        process = self._training.processes().get(0)
+        with training_of(self._outcome.model, 1, self.folder, "--resume") as other:
+            return other.end(PATIENCE) != 0 and any(
+                "is in use by run" in line and f"(process {process} " in line for line in other.sentences
+            )
 
     def _inflict(self, fault: Fault) -> bool:
         """Whether there was such a rank."""
@@ -115,19 +148,23 @@ class Run:
         news, steps = self._training.output[before:], self._step() - fault.at
         if fault.kind == "no memory" and steps > 3 * EVERY:
             return True  # it had all that it needs
-        failed = fault.is_harmless or fault.kind == EVERYTHING or _FAILED in news
+        failed = fault.is_harmless or fault.kind in STARTED_AGAIN or _FAILED in news
         return failed and (steps > 0 or _RESUMED.search(news) is not None)
 
     def _has_ended(self) -> bool:
         return self._training.process.poll() == 0
 
-    def _note(self, fault: Fault, news: str) -> None:
+    def _note(self, fault: Fault, before: str, news: str) -> None:
+        """What came of a fault, by what was said before torchrun ended, if it did, and since."""
         resumed = _RESUMED.search(news)
         fault.resumed = int(resumed[1]) if resumed else fault.at
-        said = "\n".join(line for line in news.splitlines() if line.startswith("soapstone: "))
-        fault.ended = fault.kind != EVERYTHING and _FAILED in news
-        fault.named = fault.ended and re.search(rf"rank {fault.rank}\b", said) is not None
-        fault.said = news[-2000:] if fault.ended and not fault.named else ""
+        if fault.kind in (EVERYTHING, *HARMLESS):
+            return
+        lines = (before + news).splitlines()
+        said = "\n".join(line for line in lines if line.startswith(_SAYINGS))
+        fault.ended = fault.kind in STARTED_AGAIN or _FAILED in news
+        fault.named = fault.ended and re.search(_NAMED.get(fault.kind, rf"rank {fault.rank}\b"), said) is not None
+        fault.said = (before + news)[-2000:] if fault.ended and not fault.named else ""
 
     def _is_right(self) -> bool:
         """Whether it has the weights of a run to which nothing happened, and all of its steps."""

@@ -75,12 +75,7 @@ class Training:
 
     def until(self, is_so: Callable[[], bool], timeout: float) -> bool:
         """Wait until something is so; False where it ends before, or takes too long."""
-        deadline = time.monotonic() + timeout
-        while not is_so():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                return False
-            time.sleep(_LOOK)
-        return True
+        return until(is_so, timeout, lambda: self.process.poll() is None)
 
     def end(self, timeout: float) -> int:
         """Its exit status; raises TimeoutExpired where it hangs."""
@@ -96,6 +91,16 @@ class Training:
     def sentences(self) -> list[str]:
         """What soapstone complained of."""
         return [line for line in self.output.splitlines() if line.startswith("soapstone: ")]
+
+
+def until(is_so: Callable[[], bool], timeout: float, goes_on: Callable[[], bool] = lambda: True) -> bool:
+    """Wait until something is so; False where that takes too long, or nothing goes on."""
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        if not goes_on() or time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK)
+    return True
 
 
 def _limit(most_bytes: int | None, memory: int | None) -> None:

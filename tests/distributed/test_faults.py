@@ -8,15 +8,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.soak.run import limit
-from benchmarks.soak.training import Training
+from benchmarks.soak.training import Training, until
 from soapstone.files import HALF
 from soapstone.runtime.checkpoints import latest, lease, whole_state
 from soapstone.runtime.checkpoints.index import Index
@@ -81,15 +79,6 @@ def test_torchrun_restarts_from_the_last_checkpoint_by_itself(tmp_path: Path) ->
         torch.testing.assert_close(whole_state(tmp_path / "killed")[name], tensor, rtol=1e-9, atol=1e-12)
 
 
-def gone(processes: Iterable[int]) -> bool:
-    """Whether all of them end within seconds."""
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{process}").exists() for process in processes):
-        if time.monotonic() > deadline:
-            return False
-    return True
-
-
 @pytest.mark.timeout(2 * TIMEOUT)
 def test_a_folder_is_that_of_one_run_whose_ranks_end_with_torchrun(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
@@ -112,7 +101,7 @@ def test_a_folder_is_that_of_one_run_whose_ranks_end_with_torchrun(tmp_path: Pat
         assert training.until(lambda: has_saved(saved), TIMEOUT), training.output
         assert f"{saved} was removed, or files in it, while this run uses it" in training.output
         training.process.kill()
-        assert gone(ranks)
+        assert until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), 10)
         assert any("torchrun is gone" in line for line in training.sentences), training.output
     options = ("--save", str(saved), "--steps", "1", "--resume")
     with Training(*MODEL, *options, environment=cache(tmp_path)) as training:

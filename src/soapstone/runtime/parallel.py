@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from .iteration import train
 from .records import Record, recorded
 from .store import Store
 from .transports import Transport
+from .transports.stopping import GRACE, Stop, stoppable
 from .weights import check_state, is_meta, state_of
 
 if TYPE_CHECKING:
@@ -193,6 +195,12 @@ class Parallel:
         """Wait until the last checkpoint is on disk; every rank must call this. Raises RankError on all ranks where one
         could not write."""
         self._saver.finish()
+
+    def stoppable(self, grace: float = GRACE) -> AbstractContextManager[Stop]:
+        """For a loop that saves before it ends: inside, SIGTERM and Ctrl-C let it go on until it calls what this gives,
+        on every rank after the same step. That is true on all ranks once one was told to end; a rank that is still
+        inside `grace` seconds later ends at once. It has a `reason` and an exit `status` then."""
+        return stoppable(self._transport, grace)
 
     @cached_property
     def _saver(self) -> Saver:
