@@ -12,12 +12,29 @@
 A message says what is wrong, where, and what to do.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_HIDDEN = re.compile(  # control characters, what changes the direction of text, and half characters
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """A text with a visible sign for each character that a terminal would obey or could not write."""
+    return _HIDDEN.sub(lambda found: _sign(ord(found[0])), text)
+
+
+def _sign(code: int) -> str:
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+
 
 class SoapstoneError(ValueError):
-    """The base of all errors that soapstone raises on bad input."""
+    """The base of all errors that soapstone raises on bad input. Its message may have names from files in it."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class TopologyError(SoapstoneError):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from .errors import printable
+
 RUN_ID = "TORCHELASTIC_RUN_ID"  # torchrun sets it for its ranks, and has none itself
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
@@ -123,5 +125,5 @@ def end(sentence: str, status: int) -> None:
 
 
 def _write(sentence: str) -> None:
-    sys.stderr.write(f"soapstone: {' '.join(sentence.split())}\n")  # in one piece: other ranks write, too
+    sys.stderr.write(f"soapstone: {printable(' '.join(sentence.split()))}\n")  # in one piece: other ranks write, too
     sys.stderr.flush()

@@ -38,3 +38,9 @@ def test_what_torchrun_sets_must_be_numbers(
     assert complaint.startswith(f"{name} is ")
     assert "not a number" in complaint
     assert complaint.isprintable()
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e400", "9" * 5000, "9" * 18, "nan", "0"], ids=lambda text: text[:9])
+def test_a_timeout_is_a_number_of_seconds(seconds: str, soapstone: Soapstone) -> None:
+    complaint = soapstone("train", "lenet", "--batch", "8", "-t", "cpu:1x1", "--timeout", seconds).complaint
+    assert complaint == "--timeout takes a number from 1 to 864000; write it as --timeout 8"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
 
-from soapstone.cli.common import Listing, duration
+from soapstone.cli.common import Listing, Terminal, bold, duration
 
 NUMBERS = ("time", "moved", "search")
 
 
 def shown(listing: Listing, width: int) -> list[str]:
-    console = Console(width=width, file=None, force_terminal=True, color_system=None)
+    console = Terminal(width=width, file=None, force_terminal=True, color_system=None)
     with console.capture() as captured:
         console.print(listing.table(console))
     return captured.get().splitlines()
@@ -19,7 +18,7 @@ def shown(listing: Listing, width: int) -> list[str]:
 
 def listing() -> Listing:
     found = Listing(("approach", *NUMBERS, "what"), NUMBERS, wraps=("what",), optional=("search", "moved"))
-    found.add_row("[bold]soapstone", "1,234.5 ms", "123 MB", "10.0 s", "one two three four five six seven eight")
+    found.add_row(bold("soapstone"), "1,234.5 ms", "123 MB", "10.0 s", "one two three four five six seven eight")
     return found
 
 

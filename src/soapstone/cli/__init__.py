@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import LostRankError, SoapstoneError, meant
+from ..errors import LostRankError, SoapstoneError, meant, printable
 from ..files import version
 from ..processes import end_with_torchrun, last_words
 from . import (
@@ -106,7 +106,7 @@ def main() -> None:
         more = "" if error.__cause__ is None or is_verbose() else " (--verbose prints all that led to it)"
         status = _complain(str(error) + more)
         if error.__cause__ is not None and is_verbose():
-            traceback.print_exception(error.__cause__)
+            sys.stderr.write(printable("".join(traceback.format_exception(error.__cause__))))
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     except BrokenPipeError:  # the reader, such as head, has seen enough
@@ -137,11 +137,11 @@ def run() -> None:
 def _wrong_number(error: Any) -> str:
     """What to type instead of a number that is none, or is too small or large; nothing for another complaint."""
     said = error.format_message()
-    if not re.search(r"valid (?:int|float|number)|greater than|less than|in the range", said):
+    if not re.search(r"valid (?:int|float|number)|Unable to parse|greater than|less than|in the range", said):
         return ""
     option = max(error.param.opts, key=len)
     least, most = (getattr(error.param, end, None) for end in ("min", "max"))
-    number = "a whole number" if "valid int" in said or isinstance(least, int) else "a number"
+    number = "a whole number" if re.search("valid int|as an int", said) or isinstance(least, int) else "a number"
     bounds = "" if least is None else f" from {least:g} to {most:g}" if most is not None else f" of at least {least:g}"
     return f"{option} takes {number}{bounds}; write it as {option} 8"
 

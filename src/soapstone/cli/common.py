@@ -11,12 +11,13 @@ from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console, JustifyMethod
-from rich.markup import escape
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import SoapstoneError
+from ..errors import SoapstoneError, printable
 from ..graph import OperatorGraph
 from ..loading import Request, load_graph
 from ..topology import Topology
@@ -106,6 +107,10 @@ COMFORT = 24  # what a column that wraps should have
 Cell = str | Text
 
 
+def bold(text: str) -> Text:
+    return Text(text, style="bold")
+
+
 @dataclass
 class Listing:
     """A table without lines. Columns in `wraps` break into lines where there is no room; where that leaves them too
@@ -138,35 +143,48 @@ class Listing:
     def _width(self, header: str) -> int:
         place = self.headers.index(header)
         cells = (header, *(row[place] for row in self.rows))
-        return max(Text.from_markup(cell).cell_len if isinstance(cell, str) else cell.cell_len for cell in cells)
+        return max(cell_len(cell) if isinstance(cell, str) else cell.cell_len for cell in cells)
 
 
-def print_all(*parts: Listing | str) -> None:
+class Terminal(Console):
+    """Shows strings as they are, since names in them may come from anywhere: neither rich's tags nor escape codes in
+    them count. What has a style is a `Text`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else printable(segment.text)
+            yield segment if text is segment.text else Segment(text, segment.style)
+
+
+def print_all(*parts: Listing | Cell) -> None:
     """Tables as wide as they need to be, and a line a sentence, unless a person's terminal is narrower."""
-    console = Console(highlight=False)
+    console = Terminal()
     if not console.is_terminal:
-        console = Console(highlight=False, width=1000)
+        console = Terminal(width=1000)
     for part in parts:
         shown = part.table(console) if isinstance(part, Listing) else part
-        console.print(shown, soft_wrap=isinstance(part, str) and not console.is_terminal)
+        console.print(shown, soft_wrap=not isinstance(part, Listing) and not console.is_terminal)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """Say on standard error what takes a while; with a spinner where a person looks."""
-    console = Console(stderr=True, quiet=is_quiet())
+    console = Terminal(stderr=True, quiet=is_quiet())
     if not console.is_terminal or is_quiet():
-        console.print(f"{what} ...", highlight=False, markup=False)
+        console.print(f"{what} ...")
         yield
         return
-    with console.status(escape(what)):
+    with console.status(what):
         yield
 
 
 def say(note: str, *, always: bool = False) -> None:
     """A remark, on standard error; `always` where it says what went wrong."""
     quiet = is_quiet() and not always
-    Console(stderr=True, highlight=False, quiet=quiet).print(note, soft_wrap=True, markup=False)
+    Terminal(stderr=True, quiet=quiet).print(note, soft_wrap=True)
 
 
 def graph_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from ..baselines import BASELINES
 from ..graph import scaled
@@ -25,7 +25,7 @@ from ..report import (
 )
 from ..simulator import Simulation, simulate
 from .arguments import Case, StrategyFile, takes_strategy
-from .common import AsJson, Listing, print_all, print_json
+from .common import AsJson, Cell, Listing, bold, print_all, print_json
 from .live import measuring
 
 FIRST_ROWS, LAST_ROWS = 30, 9
@@ -43,9 +43,7 @@ def explain(case: Case, strategy: StrategyFile, against: Against = "data", as_js
     if as_json:
         print_json(described(comparison, against))
         return
-    print_all(
-        drawn(comparison.ours), "", *map(escape, summary(comparison, _called(against))), "", *_choices(comparison)
-    )
+    print_all(drawn(comparison.ours), "", *summary(comparison, _called(against)), "", *_choices(comparison))
 
 
 @takes_strategy
@@ -56,7 +54,7 @@ def diff(case: Case, strategy: StrategyFile, other: Other, as_json: AsJson = Fal
         print_json(described(comparison, other))
         return
     if not comparison.choices:
-        print_all(f"{escape(strategy)} and {escape(other)} are the same strategy.")
+        print_all(f"{strategy} and {other} are the same strategy.")
         return
     numbers = ("ours ends", "gradient sums", "activations", "memory")
     words = ("layer", "ours", "the other's")
@@ -66,9 +64,9 @@ def diff(case: Case, strategy: StrategyFile, other: Other, as_json: AsJson = Fal
         op = graph.ops[choice.ops[0]]
         both = (placed(configuration, op, topology) for configuration in (choice.ours, choice.theirs))
         more = (_signed(-size) for size in (choice.gradients, choice.activations, choice.memory))
-        table.add_row(f"[bold]{escape(titled(choice))}", *both, sooner(choice.time), *more)
+        table.add_row(bold(titled(choice)), *both, sooner(choice.time), *more)
     rest = f"\n{comparison.others} lesser differences are left out." if comparison.others else ""
-    print_all(table, rest, *map(escape, summary(comparison, _called(other))))
+    print_all(table, rest, *summary(comparison, _called(other)))
 
 
 def compare_with(case: Case, strategy: StrategyFile, other: str) -> Comparison:
@@ -114,14 +112,14 @@ def _signed(size: int) -> str:
     return "-" if size == 0 else f"{'+' if size > 0 else '-'}{scaled(abs(size), 'B')}"
 
 
-def _choices(comparison: Comparison) -> list[Listing | str]:
+def _choices(comparison: Comparison) -> list[Cell]:
     if not comparison.choices:
         return []
     lines = [
-        f"[bold]{escape(titled(choice))}[/]: {escape(traffic(choice, comparison))}: {sooner(choice.time)}"
+        Text.assemble("  ", (titled(choice), "bold"), f": {traffic(choice, comparison)}: {sooner(choice.time)}")
         for choice in telling(comparison)
     ]
-    return ["Each choice, taken back alone:", *(f"  {line}" for line in lines), *closing(comparison)]
+    return ["Each choice, taken back alone:", *lines, *closing(comparison)]
 
 
 def drawn(sim: Simulation) -> Listing:
@@ -131,10 +129,10 @@ def drawn(sim: Simulation) -> Listing:
     hidden = {i for fold in folds for member in fold.members[1:] for i in member}
     times = {i: len(fold.members) for fold in folds for i in fold.members[0]}
     table = Listing(("layer", "", "parts by device"), wraps=("layer",))
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for i in (i for i in range(len(layers)) if i not in hidden):
         count = times.get(i, 1) * len(layers[i].ops)
-        rows.append((escape(layers[i].name), f"x{count}" if count > 1 else "", _blocks(layers[i])))
+        rows.append((layers[i].name, f"x{count}" if count > 1 else "", _blocks(layers[i])))
     left_out = len(rows) - FIRST_ROWS - LAST_ROWS
     if left_out > 1:
         rows[FIRST_ROWS:-LAST_ROWS] = [(f"... and {left_out} more", "", "")]
@@ -143,9 +141,9 @@ def drawn(sim: Simulation) -> Listing:
     return table
 
 
-def _blocks(layer: Layer) -> str:
+def _blocks(layer: Layer) -> Text:
     """`sample 2 x channel 2  0 1 2 3`"""
     degrees = " x ".join(f"{name} {degree}" for name, degree in layer.configuration.degrees.items()) or "whole"
     devices = layer.configuration.devices
-    cells = [f"[black on {_COLOURS[d % len(_COLOURS)]}] {d} [/]" for d in devices[:16]]
-    return f"{''.join(cells)}{' ...' if len(devices) > 16 else ''}  {degrees}"
+    cells = [(f" {d} ", f"black on {_COLOURS[d % len(_COLOURS)]}") for d in devices[:16]]
+    return Text.assemble(*cells, f"{' ...' if len(devices) > 16 else ''}  {degrees}")

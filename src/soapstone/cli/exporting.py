@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from ..exporting import to_dtensor
 from ..files import check_writable, write_atomically
@@ -44,8 +43,8 @@ def export(
     left = len(found.differences) - len(listed)
     print_all(
         f"{len(case.graph.ops)} ops on a mesh of {rows} (data) x {columns} (model), {len(found.styles)} modules with a "
-        f"tensor-parallel style, in {escape(str(output))}.",
+        f"tensor-parallel style, in {output}.",
         *(["Otherwise than in the strategy:"] if listed else ["All of the strategy is in it."]),
-        *map(escape, listed),
+        *listed,
         *([f"  and {left} more, all named in the file"] if left else []),
     )

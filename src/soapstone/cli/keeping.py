@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from .. import cache
 from ..graph import scaled
@@ -27,8 +26,8 @@ def cache_command(clear: Clear = False, as_json: AsJson = False) -> None:
     shown = f"{_graphs(len(sizes))}, {scaled(sum(sizes), 'B')} of at most {scaled(cache.limit(), 'B')}."
     lines = [f"{_graphs(removed)} {'is' if removed == 1 else 'are'} removed."] if clear else [shown]
     if measured:
-        lines.append(f"Measured times, {scaled(measured, 'B')}: to forget them, remove {escape(str(times))}.")
-    print_all(escape(str(cache.folder())), *lines)
+        lines.append(f"Measured times, {scaled(measured, 'B')}: to forget them, remove {times}.")
+    print_all(str(cache.folder()), *lines)
 
 
 def _graphs(count: int) -> str:

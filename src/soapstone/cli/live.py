@@ -8,13 +8,13 @@ from time import monotonic
 
 from rich.console import Console, Group
 from rich.live import Live as Screen
-from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from ..searching import Progress, ProofProgress
 from .braille import drawn
-from .common import duration, is_quiet
+from .common import Terminal, duration, is_quiet
 
 EVERY = 5.0  # seconds between two lines
 WIDE = 120  # characters of a line with all facts
@@ -28,7 +28,7 @@ class Live:
         self, what: str, data_parallel: float, budget: float | None, bar: Bar | None, console: Console
     ) -> None:
         self.what, self.data_parallel, self.budget, self.bar, self.console = what, data_parallel, budget, bar, console
-        self._task = None if bar is None else bar.add_task(escape(what), total=1.0, facts="")
+        self._task = None if bar is None else bar.add_task(what, total=1.0, facts="")
         self._told = 0.0
         self._curve: list[tuple[float, float]] = []
 
@@ -39,7 +39,7 @@ class Live:
             self.bar.update(self._task, completed=now.share, facts=self._facts(now))
         elif now.seconds - self._told >= EVERY:
             self._told = now.seconds
-            self.console.print(f"{self.what}: {self._facts(now)}", highlight=False, soft_wrap=True, markup=False)
+            self.console.print(f"{self.what}: {self._facts(now)}", soft_wrap=True)
 
     def share(self, share: float) -> None:
         """For what says no more than how far it is."""
@@ -54,7 +54,7 @@ class Live:
         top = max(self.data_parallel, self._curve[0][1])
         lines = drawn(self._curve, *CURVE, max(seconds, self._curve[-1][0]), top)
         labels = {0: duration(top), len(lines) - 1: "0 ms"}
-        rows = [f"{labels.get(i, ''):>12} [cyan]{line}[/]" for i, line in enumerate(lines)]
+        rows = [Text.assemble(f"{labels.get(i, ''):>12} ", (line, "cyan")) for i, line in enumerate(lines)]
         return Group(*rows, self.bar)
 
     def _facts(self, now: Progress | ProofProgress) -> str:
@@ -85,7 +85,7 @@ class Measuring:
 
     def __init__(self, what: str, bar: Bar | None, console: Console, every: float) -> None:
         self.what, self.bar, self.console, self.every = what, bar, console, every
-        self._task = None if bar is None else bar.add_task(escape(what), total=1.0, facts="")
+        self._task = None if bar is None else bar.add_task(what, total=1.0, facts="")
         self._told = monotonic()
 
     def __call__(self, share: float, facts: str = "") -> None:
@@ -94,7 +94,7 @@ class Measuring:
         elif monotonic() - self._told >= self.every:
             self._told = monotonic()
             line = f"{self.what}: {share:.0%}{facts and f', {facts}'}"
-            self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+            self.console.print(line, soft_wrap=True)
 
 
 @contextmanager
@@ -118,18 +118,18 @@ def live(what: str, data_parallel: float, budget: float | None) -> Iterator[Live
 @contextmanager
 def _bar(what: str, shown: bool = True) -> Iterator[tuple[Bar | None, Console]]:
     """A bar where a person looks, unless somebody else shows it; else a line that says what begins."""
-    console = Console(stderr=True, quiet=is_quiet())
+    console = Terminal(stderr=True, quiet=is_quiet())
     if not console.is_terminal or is_quiet():
-        console.print(f"{what} ...", highlight=False, markup=False)
+        console.print(f"{what} ...")
         yield None, console
         return
     wide = console.width >= WIDE
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(20 if wide else 10),
         TaskProgressColumn(),
         *([TimeElapsedColumn()] if wide else []),
-        TextColumn("{task.fields[facts]}"),
+        TextColumn("{task.fields[facts]}", markup=False),
     )
     bar = Bar(*columns, console=console, transient=True)
     with bar if shown else nullcontext():

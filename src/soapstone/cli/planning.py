@@ -10,7 +10,7 @@ from ..errors import RankError
 from ..graph import scaled
 from ..simulator import simulate
 from .arguments import Case, StrategyName, takes_case
-from .common import AsJson, Listing, duration, milliseconds, print_all, print_json
+from .common import AsJson, Listing, bold, duration, milliseconds, print_all, print_json
 
 MOST_EVENTS = 200
 
@@ -44,7 +44,7 @@ def plan_command(
             scaled(line.bytes, "B") if line.bytes else "",
             "" if line.start is None else milliseconds(line.start),
         )
-        table.add_row(str(number), f"[bold]{line.kind}", line.what, ", ".join(map(str, line.peers)), size, start)
+        table.add_row(str(number), bold(line.kind), line.what, ", ".join(map(str, line.peers)), size, start)
     runs = sum(line.kind in ("forward", "backward") for line in program)
     more = f" Add --all for the other {len(program) - MOST_EVENTS}." if len(program) > len(table.rows) else ""
     found = f"{runs} segments and {len(program) - runs} messages, {duration(sim.makespan)} predicted"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ..files import check_writable
 from ..graph import scaled
@@ -15,7 +16,7 @@ from ..report import save_trace
 from ..simulator import Simulation, Throughput, simulate
 from ..topology import about_presets
 from .arguments import Case, StrategyName, takes_case
-from .common import AsJson, Listing, duration, milliseconds, print_all, print_json, progress
+from .common import AsJson, Cell, Listing, bold, duration, milliseconds, print_all, print_json, progress
 from .reporting import ReportFile, check_report, write_report
 
 LAYERS = 4  # that are named
@@ -29,7 +30,7 @@ def topologies(as_json: AsJson = False) -> None:
         return
     table = Listing(("preset", "what"), wraps=("what",))
     for name, about in about_presets().items():
-        table.add_row(f"[bold]{name}", about)
+        table.add_row(bold(name), about)
     print_all(
         table, "\nUse one as NAME:NODESxDEVICES, such as p100:4x4; join several with +, such as h100:1x4+a100:1x8."
     )
@@ -115,25 +116,28 @@ def facts(sim: Simulation) -> list[str]:
     return [moved, compute, milliseconds(sim.exposed_communication), peak]
 
 
-def _shown(sim: Simulation) -> list[Listing | str]:
+def _shown(sim: Simulation) -> list[Listing | Cell]:
     numbers = ("busy", "peak memory", "saved", "bound", "has")
     table = Listing(("device", "kind", *numbers), numbers, optional=("saved",))
     memory = sim.memory
-    rows: dict[tuple[str, ...], list[str]] = {}
+    rows: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for i, device in enumerate(sim.topology.devices):
         held = [scaled(float(n[i]), "B") for n in (memory.peak, memory.saved, memory.bound)]
-        over = "[red]" if memory.peak[i] > device.memory else ""
-        row = (device.kind, f"{sim.busy[device.name]:.0%}", f"{over}{held[0]}", *held[1:], scaled(device.memory, "B"))
-        rows.setdefault(row, []).append(device.name)
-    for row, names in rows.items():  # equal devices are one row
-        table.add_row(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more", *row)
+        row = (device.kind, f"{sim.busy[device.name]:.0%}", *held, scaled(device.memory, "B"))
+        rows.setdefault((bool(memory.peak[i] > device.memory), row), []).append(device.name)
+    for (over, (kind, busy, peak, *rest)), names in rows.items():  # equal devices are one row
+        name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        table.add_row(name, kind, busy, Text(peak, style="red" if over else ""), *rest)
     links = {name: share for name, share in sim.busy.items() if "→" in name or "↔" in name}
     busiest = sorted(links, key=lambda name: -links[name])[:5]
     moved, compute, exposed, _ = facts(sim)
-    lines = [
-        f"\n[bold]{duration(sim.makespan)}[/] an iteration: {compute} of compute over all devices, {moved} moved. "
-        f"Of the iteration, {exposed} is exposed communication, on the critical path of {len(sim.critical_path)} of "
-        f"{len(sim.tasks)} tasks.",
+    lines: list[Cell] = [
+        Text.assemble(
+            "\n",
+            (duration(sim.makespan), "bold"),
+            f" an iteration: {compute} of compute over all devices, {moved} moved. Of the iteration, {exposed} is "
+            f"exposed communication, on the critical path of {len(sim.critical_path)} of {len(sim.tasks)} tasks.",
+        )
     ]
     lines.append(f"{sim.throughput}.")
     if idle := idle_devices(sim):
@@ -143,13 +147,13 @@ def _shown(sim: Simulation) -> list[Listing | str]:
     return [table, *lines, *_filled(sim)]
 
 
-def _filled(sim: Simulation) -> list[str]:
+def _filled(sim: Simulation) -> list[Cell]:
     """What fills the fullest device, by kind and by layer; last of all, what does not fit."""
     full = sim.fullest
     name = sim.topology.devices[full.device].name
     kinds = ", ".join(f"{kind} {scaled(size, 'B')}" for kind, size in full.kinds.items())
     most = ", ".join(f"{layer} {scaled(size, 'B')}" for layer, size in list(by_layer(sim).items())[:LAYERS])
-    lines = [f"{name} is the fullest, with {scaled(full.peak, 'B')}: {kinds}."]
+    lines: list[Cell] = [f"{name} is the fullest, with {scaled(full.peak, 'B')}: {kinds}."]
     if most:
         lines.append(f"Most of it by layer, without parameters and states: {most}.")
     types = {parameter.dtype for parameter in sim.graph.parameters}
@@ -162,7 +166,10 @@ def _filled(sim: Simulation) -> list[str]:
     if over:
         worst, device = max(over, key=lambda pair: pair[0])
         lines.append(
-            f"[red]It does not fit[/]: {len(over)} of {sim.topology.num_devices} devices would hold more than their "
-            f"memory; {device.name} {scaled(worst, 'B')} more than its {scaled(device.memory, 'B')}."
+            Text.assemble(
+                ("It does not fit", "red"),
+                f": {len(over)} of {sim.topology.num_devices} devices would hold more than their memory; {device.name} "
+                f"{scaled(worst, 'B')} more than its {scaled(device.memory, 'B')}.",
+            )
         )
     return lines

@@ -10,12 +10,14 @@ from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from ..errors import SoapstoneError
 from ..simulator import Throughput, throughput
 from ..strategy import Strategy
 from .arguments import Case
 from .claiming import Claim
-from .common import Listing, duration, say
+from .common import Cell, Listing, duration, say
 from .predict import described_rates
 
 if TYPE_CHECKING:
@@ -110,15 +112,18 @@ class Trained:
             "idle": [record.idle for record in self.records],
         }
 
-    def shown(self, case: Case) -> list[Listing | str]:
+    def shown(self, case: Case) -> list[Listing | Cell]:
         table = Listing(("rank", "device", "idle"), ("idle",))
         for rank, (record, device) in enumerate(zip(self.records, case.topology.devices)):
             table.add_row(str(rank), device.name, f"{record.idle:.0%}")
         return [
             table,
             f"\nLoss {self.losses[0]:.6g} at first, {self.losses[-1]:.6g} after {len(self.losses)} steps.",
-            f"[bold]{duration(self.seconds)}[/] a step, {self.rates}; predicted "
-            f"{duration(self.predicted)}, {self.predicted / self.seconds:.2f}x of what was measured.",
+            Text.assemble(
+                (duration(self.seconds), "bold"),
+                f" a step, {self.rates}; predicted {duration(self.predicted)}, {self.predicted / self.seconds:.2f}x of "
+                "what was measured.",
+            ),
             *self._advice(case),
         ]
 

@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from ..baselines import BASELINES, baseline, is_baseline
 from ..errors import SoapstoneError, meant
@@ -20,7 +19,7 @@ from ..simulator import ENGINES, FASTEST, Simulation, fastest_pipeline, least_re
 from ..strategy import Strategy
 from . import completion
 from .arguments import Case, takes_case
-from .common import AsJson, Listing, duration, print_all, print_json, say
+from .common import AsJson, Listing, bold, duration, print_all, print_json, say
 from .live import live
 from .predict import described, facts, idle_devices, with_strategy
 from .profile import measure_space
@@ -269,7 +268,7 @@ def _simplest(ours: Simulation, found: Simplest | None) -> list[str]:
         return []
     longer = found.simulation.makespan / ours.makespan - 1
     return [
-        f"Simplest within the known error of {KNOWN_ERROR:.0%}: {escape(found.name)}, "
+        f"Simplest within the known error of {KNOWN_ERROR:.0%}: {found.name}, "
         f"{duration(found.simulation.makespan)}, {longer:.1%} longer; `soapstone tune` runs both."
     ]
 
@@ -385,7 +384,7 @@ def _shown(rows: dict[str, tuple[Simulation, float]], data_parallel: float) -> l
         rate = f"{rates.samples if rates.tokens is None else rates.tokens:,.0f}"
         mfu = "-" if rates.mfu is None else f"{rates.mfu:.1%}"
         fit = peak + "!" * (not sim.fits)
-        table.add_row(f"[bold]{name}", duration(sim.makespan), speed, rate, mfu, *most, fit, took)
+        table.add_row(bold(name), duration(sim.makespan), speed, rate, mfu, *most, fit, took)
     shown: list[Listing | str] = [table]
     if not all(sim.fits for sim, _ in rows.values()):
         shown.append("! does not fit: some device would hold more than its memory.")

@@ -11,7 +11,20 @@ from rich.text import Text
 
 from .. import zoo
 from ..graph import Dim, Op, OperatorGraph, op_bytes, scaled
-from .common import AsJson, Batch, BatchNorm, Chunk, Fresh, Listing, ModelName, Sizes, graph_of, print_all, print_json
+from .common import (
+    AsJson,
+    Batch,
+    BatchNorm,
+    Chunk,
+    Fresh,
+    Listing,
+    ModelName,
+    Sizes,
+    bold,
+    graph_of,
+    print_all,
+    print_json,
+)
 
 COLORS = {"sample": "green", "attribute": "cyan", "parameter": "magenta", "reduction": "yellow"}
 
@@ -26,7 +39,7 @@ def models(as_json: AsJson = False) -> None:
     for name in zoo.names():
         entry = zoo.entry(name)
         sizes = " ".join(f"{key}={_plain(value)}" for key, value in entry.sizes.items())
-        table.add_row(f"[bold]{name}", entry.about, str(entry.batch), f"{entry.parameters:,.4g}M", sizes)
+        table.add_row(bold(name), entry.about, str(entry.batch), f"{entry.parameters:,.4g}M", sizes)
     print_all(table)
 
 
@@ -45,8 +58,8 @@ def show(
     if as_json:
         print_json(described(graph))
         return
-    kinds = " ".join(f"[{color}]{kind}[/]" for kind, color in COLORS.items())
-    legend = f"Dims by kind: {kinds}; {{x}} combines partial results, x! is needed whole."
+    kinds = Text(" ").join(Text(kind, style=color) for kind, color in COLORS.items())
+    legend = Text.assemble("Dims by kind: ", kinds, "; {x} combines partial results, x! is needed whole.")
     print_all(_table(graph, every), f"\n{graph.facts}", legend)
 
 

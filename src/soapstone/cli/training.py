@@ -74,7 +74,7 @@ Grace = Annotated[
     float,
     typer.Option(min=0.0, help="Seconds in which SIGTERM and Ctrl-C let a last checkpoint be saved; 0 saves none."),
 ]
-Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds that ranks wait for one another.")]
+Timeout = Annotated[float, typer.Option(min=1.0, max=864_000.0, help="Seconds that ranks wait for one another.")]
 
 
 @takes_case

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live as Screen
-from rich.markup import escape
+from rich.text import Text
 
 from ..errors import RankError, SoapstoneError
 from ..files import check_writable
@@ -25,7 +25,7 @@ from ..strategy import Strategy, arguments_in
 from ..topology import Topology
 from .arguments import Case, Unplaced, takes_unplaced, topology_of
 from .cluster import measured_links
-from .common import AsJson, Interface, Listing, duration, is_quiet, print_all, print_json, say
+from .common import AsJson, Cell, Interface, Listing, Terminal, bold, duration, is_quiet, print_all, print_json, say
 from .live import EVERY
 from .searching import LEAST_SECONDS, Starts
 from .training import Graphs, check_ranks, warn_of_other_devices
@@ -183,7 +183,7 @@ class _Show:
         phase = now.what.split(",")[0]
         if phase != self._said or monotonic() - self._when >= EVERY:
             self._said, self._when = phase, monotonic()
-            self.console.print(f"{self.what}: {self._line(now)}", highlight=False, soft_wrap=True, markup=False)
+            self.console.print(f"{self.what}: {self._line(now)}", soft_wrap=True)
 
     def _line(self, now: Standing) -> str:
         share = "" if now.share is None else f", {now.share:.0%}"
@@ -195,12 +195,12 @@ class _Show:
         if self._now is None:
             return Group()
         table = [_table(self._now.rows).table(self.console)] if self._now.rows else []
-        return Group(*table, escape(f"{self.what}: {self._line(replace(self._now, rows=()))}"))
+        return Group(*table, f"{self.what}: {self._line(replace(self._now, rows=()))}")
 
 
 @contextmanager
 def _shown(case: Case) -> Iterator[_Show]:
-    console = Console(stderr=True, quiet=is_quiet())
+    console = Terminal(stderr=True, quiet=is_quiet())
     show = _Show(f"Tuning {case.model}", console)
     if not console.is_terminal or is_quiet():
         yield show
@@ -215,13 +215,13 @@ def _table(rows: tuple[Row, ...]) -> Listing:
     for row in rows:
         ratio = row.against_ddp
         table.add_row(
-            f"[bold]{row.name}",
+            bold(row.name),
             "-" if row.predicted is None else duration(row.predicted),
             "-" if row.measured is None else duration(row.measured),
             "-" if ratio is None else f"{ratio.value:.3f}x",
             "-" if ratio is None else f"{ratio.low:.3f} to {ratio.high:.3f}",
             str(row.rounds),
-            escape(row.note),
+            row.note,
         )
     return table
 
@@ -232,15 +232,15 @@ ENDS = {
 }
 
 
-def _told(found: Tuned, case: Case) -> list[Listing | str]:
-    lines = [f"\n[bold]{found.chosen}[/] is kept"]
+def _told(found: Tuned, case: Case) -> list[Listing | Cell]:
+    first, lines = Text.assemble("\n", (found.chosen, "bold"), " is kept"), list[str]()
     measured, ratio = found.strategy.measured, found.against_ddp
     if measured is None:
-        lines[0] += ": the search's best. Nothing was run."
+        first.append(": the search's best. Nothing was run.")
     elif ratio is None:
-        lines[0] += f": {duration(measured.seconds)} a step. DistributedDataParallel did not run beside it."
+        first.append(f": {duration(measured.seconds)} a step. DistributedDataParallel did not run beside it.")
     else:
-        lines[0] += f": {duration(measured.seconds)} a step, {ratio.value:.3f}x of DistributedDataParallel's."
+        first.append(f": {duration(measured.seconds)} a step, {ratio.value:.3f}x of DistributedDataParallel's.")
     if found.keeps_promise is False and ratio is not None:
         lines.append(
             f"That is {ratio.value - 1:.1%} slower than DistributedDataParallel, and nothing here is faster: "
@@ -248,7 +248,7 @@ def _told(found: Tuned, case: Case) -> list[Listing | str]:
         )
     if case.graph.settings.batch_norm == "global" and any("batch_norm" in op.kind for op in case.graph.ops):
         lines.append("Batch norm is global here and local in DistributedDataParallel, which so does less.")
-    return [_table(found.rows), *lines, *([ENDS[found.ended]] if found.ended in ENDS else [])]
+    return [_table(found.rows), first, *lines, *([ENDS[found.ended]] if found.ended in ENDS else [])]
 
 
 def _described(found: Tuned, path: Path) -> dict[str, Any]:

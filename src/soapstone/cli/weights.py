@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from ..files import check_writable
 from ..graph import scaled
@@ -31,4 +30,4 @@ def export_weights(folder: Folder, output: Output = Path("model.safetensors"), a
     if as_json:
         print_json({"path": str(output), "tensors": len(state), "bytes": size})
     else:
-        print_all(f"{len(state)} tensors, {scaled(size, 'B')}, in {escape(str(output))}.")
+        print_all(f"{len(state)} tensors, {scaled(size, 'B')}, in {output}.")

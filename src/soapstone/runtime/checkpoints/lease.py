@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from ...errors import RankError, SoapstoneError
+from ...errors import RankError, SoapstoneError, printable
 from ...files import FILE_MODE, HALF, decode, encode, read_json, write_atomically
 from ...processes import RUN_ID, Process, machine, torchrun
 from ..transports import Transport
@@ -287,5 +287,5 @@ def _release_all(process: int) -> None:
 
 
 def _tell(sentence: str) -> None:
-    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.write(f"{printable(sentence)}\n")
     sys.stderr.flush()

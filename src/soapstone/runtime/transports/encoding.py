@@ -80,7 +80,7 @@ def encode(value: Any) -> bytearray:
     place = _START.size + len(header)
     found[_START.size : place] = header
     for each in tensors:
-        found[place : place + each.nbytes] = memoryview(each)
+        found[place : place + each.nbytes] = each.data
         place += each.nbytes
     _START.pack_into(found, 0, _FORMAT, len(header), body, _checksum(memoryview(found)[_START.size :]))
     return found

@@ -92,10 +92,11 @@ def gathered(value: Any, group: Any = None) -> list[Any]:
 
 def _rows_of(data: bytearray, width: int, group: Any) -> Any:
     """The bytes of every rank, in as many columns."""
+    chosen: Any = group or dist.group.WORLD
     own, rows = torch.zeros(width, dtype=torch.uint8), torch.empty(dist.get_world_size(), width, dtype=torch.uint8)
     own[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
     with raise_if_peer_lost():
-        (group or dist.group.WORLD)._allgather_base(rows.view(-1), own).wait()
+        chosen._allgather_base(rows.view(-1), own).wait()
     return rows.numpy()
 
 
