@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -14,12 +15,17 @@ from typing import Any
 
 import pytest
 
+import soapstone as ss
 from soapstone.errors import LostRankError, RankError
 from soapstone.runtime.transports import alone, ending
 from soapstone.runtime.transports.ending import ends_on_sigterm
 from soapstone.runtime.transports.stopping import stoppable
+from tests.support.models import CASES
+
+from .launch import run_processes
 
 TIMEOUT = 30
+HUNG = 15  # seconds
 
 
 class Signs:
@@ -55,6 +61,7 @@ def ended(act: Callable[[], Any], tmp_path: Path) -> tuple[int | None, str]:
     def run() -> None:
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
         sys.stderr = os.fdopen(2, "w")
+        faulthandler.dump_traceback_later(HUNG - 2)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,8 +72,9 @@ def ended(act: Callable[[], Any], tmp_path: Path) -> tuple[int | None, str]:
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
-    process.join(TIMEOUT)
+    process.join(HUNG)
     process.kill()
+    process.join()
     return process.exitcode, log.read_text()
 
 
@@ -161,6 +169,30 @@ def test_a_signal_that_a_loop_did_not_ask_for_is_not_lost(tmp_path: Path) -> Non
             time.sleep(0.3)
 
     assert ended(act, tmp_path) == (-signal.SIGTERM, "")
+
+
+def test_all_ranks_of_a_loop_stop_after_the_same_step(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    work, topology = case.workload(), ss.Topology.parse("cpu:1x2")
+    graph = ss.capture(work)
+    (batch,) = case.batches(1)
+
+    def run(rank: int) -> tuple[int, int, str]:
+        parallel = ss.parallelize(work, graph, topology, ss.baselines.data_parallel(graph, topology))
+        steps = 0
+        with parallel.stoppable() as stop:
+            while not stop() and steps < 10_000:
+                parallel.step(*batch)
+                steps += 1
+                if steps == 3 and rank == 1:
+                    told(signal.SIGTERM)
+        parallel.save(tmp_path / "saved", step=steps)
+        return steps, stop.status, stop.reason
+
+    found = run_processes(2, run, tmp_path / "meeting")
+    assert found[0] == found[1]
+    assert found[0][1:] == (143, "SIGTERM to rank 1")
+    assert 3 <= found[0][0] < 10_000
 
 
 def test_a_loop_on_a_thread_hears_no_signals() -> None:

@@ -12,14 +12,18 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import soapstone as ss
-from soapstone.files import encode
+from soapstone.files import HALF, encode
 from soapstone.processes import Process, machine
-from soapstone.runtime.checkpoints import lease
+from soapstone.runtime import Parallel
+from soapstone.runtime.checkpoints import lease, saving, whole_state
 from soapstone.runtime.checkpoints.lease import NAME, Owner, hold, owner_of
+from tests.runtime.test_checkpoint_files import on_ranks, saved, step
 
 ELSEWHERE = Process("another machine", 12)
 TORCHRUN = Process(machine(), 1, "1")
@@ -188,3 +192,55 @@ def test_of_many_that_take_a_dead_runs_folder_one_has_it(tmp_path: Path) -> None
         each.join(30)
     assert sum(map(bool, found)) == 1
     assert json.loads((tmp_path / NAME).read_text())["own"] in found
+
+
+def test_a_save_leaves_the_files_of_another_run_alone(living: Process, tmp_path: Path) -> None:
+    left_by(living, tmp_path)
+    half = tmp_path / f"{HALF}step-000000001-of-the-other-run"
+    half.mkdir()
+    with pytest.raises(ss.SoapstoneError, match="is in use by run 1a2b3c4d"):
+        saved(tmp_path)
+    assert half.exists()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_folder_that_is_removed_during_a_save_costs_that_checkpoint(
+    wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain = tmp_path / "saved", saving.write_tensors
+    removed = threading.Event()
+
+    def removing(half: Path, *rest: Any) -> None:
+        if not removed.is_set() and rest[0] == 0:
+            removed.set()
+            half.parent.rename(tmp_path / "elsewhere")
+        removed.wait(30)
+        plain(half, *rest)
+
+    monkeypatch.setattr(saving, "write_tensors", removing)
+
+    def act(parallel: Parallel, optimizer: torch.optim.Optimizer, work: ss.Workload) -> None:
+        step(parallel, optimizer, work)
+        if wait:
+            with pytest.raises(ss.SoapstoneError, match="was removed while a checkpoint was written there; save anoth"):
+                parallel.save(folder, optimizer, step=1)
+        else:
+            parallel.save(folder, optimizer, step=1, wait=False)
+        parallel.save(folder, optimizer, step=2)
+
+    on_ranks(act)
+    assert [path.name for path in folder.glob("step-*")] == ["step-000000002"]
+    assert whole_state(folder)
+
+
+def test_a_run_that_lost_its_folder_to_another_writes_nothing_more(tmp_path: Path) -> None:
+    def act(parallel: Parallel, optimizer: torch.optim.Optimizer, work: ss.Workload) -> None:
+        step(parallel, optimizer, work)
+        parallel.save(tmp_path, optimizer, step=1)
+        parallel.saved()
+        left_by(ELSEWHERE, tmp_path)  # both ranks write the same
+        with pytest.raises(ss.SoapstoneError, match=r"rank 0: .* was taken over by run 1a2b3c4d"):
+            parallel.save(tmp_path, optimizer, step=2)
+
+    on_ranks(act)
+    assert [path.name for path in tmp_path.glob("*step-*")] == ["step-000000001"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from .protocol import Transport
 from .signs import shared_signs
 
 GRACE = 20.0  # seconds: torchrun, Slurm and Kubernetes kill what is still there after 30
+PAUSE = 0.2  # seconds in which a signal that was sent to all ranks has reached the last
 
 
 class Stop:
@@ -32,11 +34,12 @@ class Stop:
 
     def __call__(self) -> bool:
         if not self.signal:
-            found = self._transport.exchange(self._asked)
-            self._ranks = [rank for rank, asked in enumerate(found) if asked]
-            self.signal = max(found)
+            self.signal = max(self._transport.exchange(self._asked))
             if self.signal and self._listener is not None:
                 self._listener.expect_end(self.signal)
+            if self.signal:
+                time.sleep(PAUSE)
+                self._ranks = [rank for rank, asked in enumerate(self._transport.exchange(self._asked)) if asked]
         return bool(self.signal)
 
     @property
