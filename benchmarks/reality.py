@@ -103,7 +103,7 @@ def predictions(
 
 def compare(
     make: Make, topology: ss.Topology, transport: Transport, place: torch.device, choose: Choose = strategies_of,
-    checked: Sequence[str] = ("model", "searched"),
+    checked: Sequence[str] = ("model", "searched"), rounds: int | None = None,
 ) -> list[Row]:  # fmt: skip
     """On every rank; rank 0 predicts, and the others hear of it. On GPUs some are held against one device first."""
 
@@ -131,7 +131,7 @@ def compare(
     keep_freed_memory()
     steps = [our_step(made(), graph, strategy, transport) for strategy in strategies.values()]
     steps = [waited(step, place) for step in (*steps, ddp_step(made()))]
-    own = interleaved(ROUNDS[place.type], *steps, before=lambda: transport.exchange(None))
+    own = interleaved(rounds or ROUNDS[place.type], *steps, before=lambda: transport.exchange(None))
     *ours, ddp = [[max(times) for times in zip(*of_rank)] for of_rank in zip(*transport.exchange(own))]
     found = [row for row, _ in told.values()]
     return [row.measured_as(statistics.median(times), ratio_of(times, ddp).value) for row, times in zip(found, ours)]

@@ -35,10 +35,11 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def on_nodes(
-    folder: Path, shape: str, *command: str, options: tuple[str, ...] = ()
+    folder: Path, shape: str, *command: str, gbit: float = 8, options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module on each rank of so many nodes: `on_nodes(folder, "2x2", "soapstone", "calibrate")`."""
-    launcher = [sys.executable, "-m", "soapstone", "ranks", shape, *options, "--", sys.executable, "-m"]
+    """Run a module or a script on each rank: `on_nodes(folder, "2x2", "soapstone", "calibrate")`."""
+    launcher = [sys.executable, "-m", "soapstone", "ranks", shape, "--gbit", str(gbit), *options, "--", sys.executable]
+    program = command if command[0].endswith(".py") else ("-m", *command)
     return subprocess.run(
-        [*launcher, *command], env=environment(folder), capture_output=True, text=True, timeout=TIMEOUT
+        [*launcher, *program], env=environment(folder), capture_output=True, text=True, timeout=TIMEOUT
     )

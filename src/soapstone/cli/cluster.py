@@ -73,7 +73,7 @@ def calibrate(output: Output = None, interface: Interface = None, as_json: AsJso
             f"an iteration {device.iteration / 1e3:,.0f} us; gradients are copied at "
             f"{scaled(device.copying or 0, 'B')}/s."
         )
-        shared = ", ".join(f"{bus.name} {scaled(bus.bandwidth, 'B')}/s" for bus in found.topology.buses)
+        shared = ", ".join(_buses(found.topology))
         together = f"Messages at once share: {shared}." if shared else "No links share a bus."
         print_all(table, f"\nAn all-reduce among all {transport.size} ranks: {sums}.", together, hidden, threads)
         if found.unsure:
@@ -96,6 +96,17 @@ def _links(topology: Topology) -> Listing:
     for row, (first, *more) in rows.items():
         table.add_row(f"{first} and {len(more)} more" if more else first, *row)
     return table
+
+
+def _buses(topology: Topology) -> list[str]:
+    """All buses that are as fast as one another together."""
+    names: dict[float, list[str]] = {}
+    for bus in topology.buses:
+        names.setdefault(bus.bandwidth, []).append(bus.name)
+    return [
+        f"{first}{f' and {len(more)} more' if more else ''} {scaled(rate, 'B')}/s"
+        for rate, (first, *more) in names.items()
+    ]
 
 
 def measured_links(transport: Transport, place: torch.device) -> Calibration:

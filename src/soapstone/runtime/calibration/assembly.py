@@ -34,13 +34,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Measured:
-    """All numbers, and what they are of: which pair and which node each was measured on, the ranks of each group by
-    its number of nodes and of ranks on each, and what was measured at once inside a node."""
+    """All numbers, and what they are of: which pair and which node each was measured on, the groups by
+    their number of nodes and of ranks on each, and what was measured at once inside a node."""
 
     seats: Seats
     pairs: Representatives[Pair]
     nodes: Representatives[int]
-    groups: dict[tuple[int, int], tuple[int, ...]]
+    groups: dict[tuple[int, int], list[tuple[int, ...]]]
     inside: tuple[str, ...]
     numbers: Numbers
     on_cpu: bool
@@ -138,10 +138,10 @@ def _sums(found: Measured) -> tuple[Sum, ...]:
     sums = []
     for num_nodes in range(measured[0], len(found.seats.nodes) + 1):
         like = next(each for each in measured if each == num_nodes or each > num_nodes > 1)
-        for (nodes, _), ranks in found.groups.items():
+        for (nodes, _), groups in found.groups.items():
             if nodes == like:
-                times = {size: found.numbers[all_reduce(ranks, size)] for size in SUMS}
-                sums.append(Sum(len(ranks), num_nodes, _growing(times)))
+                times = {size: found.numbers[all_reduce(groups[0], size)] for size in SUMS}
+                sums.append(Sum(len(groups[0]), num_nodes, _growing(times)))
     return tuple(sums)
 
 

@@ -37,7 +37,8 @@ class Calibrator:
         seats = find_seats(self._transport, self._place)
         pairs, nodes = self._representatives(seats)
         groups, inside = groups_of(seats), inside_at_once(seats)
-        self._open(pairs.measured, groups.values(), inside.values())
+        at_once = [messages for by_node in inside.values() for messages in by_node]
+        self._open(pairs.measured, [ranks for several in groups.values() for ranks in several], at_once)
         numbers = Numbers()
         if len(seats.devices) > 1:
             measures = self._measures(seats, pairs, nodes, groups, inside)
@@ -53,9 +54,9 @@ class Calibrator:
         self._open(compared, [], [out_of(seats, node) for node in [*adapters, *(each.members[0] for each in nodes)]])
         measures = {}
         if compared:
-            measures["whether pairs are alike"] = Measure(lambda: self._messages(compared, (SMALL, LARGE)))
+            measures["whether pairs are alike"] = Measure(lambda: self._messages(compared, (SMALL, LARGE)), AGREE - 1)
         if adapters:
-            measures["whether nodes are alike"] = Measure(lambda: self._adapters(seats, adapters))
+            measures["whether nodes are alike"] = Measure(lambda: self._adapters(seats, adapters), AGREE - 1)
         numbers = measured(measures, lambda share, what: self._progress(COMPARING * share, what))
 
         def agree_pairs(each: Alike[Pair]) -> bool:
@@ -82,8 +83,8 @@ class Calibrator:
         seats: Seats,
         pairs: Representatives[Pair],
         nodes: Representatives[int],
-        groups: dict[tuple[int, int], tuple[int, ...]],
-        inside: dict[str, list[Pair]],
+        groups: dict[tuple[int, int], list[tuple[int, ...]]],
+        inside: dict[str, list[list[Pair]]],
     ) -> dict[str, Measure]:
         programs, meter = Programs(self._meter), self._meter
         small, large = _by_size(MESSAGES)
@@ -92,13 +93,13 @@ class Calibrator:
             "large messages": Measure(lambda: self._messages(pairs.measured, large), tolerance=0.15),
             "bursts of messages": Measure(lambda: self._overheads(pairs.measured)),
         }
-        for (num_nodes, each), ranks in groups.items():
+        for (num_nodes, each), several in groups.items():
             where = f"{each} of each of {num_nodes} nodes" if num_nodes > 1 else f"{each} of a node"
             for what, sizes, tolerance in zip(("small", "large"), _by_size(SUMS), (0.3, 0.15)):
-                act = lambda ranks=ranks, sizes=sizes: self._sums(ranks, sizes)  # noqa: E731
+                act = lambda several=several, sizes=sizes: self._sums(several, sizes)  # noqa: E731
                 found[f"{what} sums of {where}"] = Measure(act, tolerance)
         if inside:
-            found["messages at once"] = Measure(lambda: self._rates(inside), tolerance=0.15)
+            found["messages at once"] = Measure(lambda: self._inside(inside), tolerance=0.15)
         if len(seats.nodes) > 1:
             found["what nodes send at once"] = Measure(lambda: self._adapters(seats, nodes.measured), tolerance=0.15)
         if len(seats.nodes) > 2:
@@ -130,6 +131,11 @@ class Calibrator:
     def _rates(self, at_once: dict[str, list[Pair]]) -> Found:
         return {name: self._meter.rate_together(messages, 4 * MIB) for name, messages in at_once.items()}
 
+    def _inside(self, at_once: dict[str, list[list[Pair]]]) -> Found:
+        """Of one node, while all others do the same."""
+        rates = self._rates({name: [pair for pairs in nodes for pair in pairs] for name, nodes in at_once.items()})
+        return {name: rate / len(at_once[name]) for name, rate in rates.items()}
+
     def _adapters(self, seats: Seats, nodes: Iterable[int]) -> Found:
         """What the ranks of a node send at once to another node, and send and receive."""
         found: dict[str, list[Pair]] = {}
@@ -138,8 +144,8 @@ class Calibrator:
             found |= {one_way_out(node): messages, out_and_in(node): both_ways(messages)}
         return self._rates(found)
 
-    def _sums(self, ranks: tuple[int, ...], sizes: Iterable[int]) -> Found:
-        return {all_reduce(ranks, size): self._meter.all_reduce(ranks, size) for size in sizes}
+    def _sums(self, groups: list[tuple[int, ...]], sizes: Iterable[int]) -> Found:
+        return {all_reduce(groups[0], size): self._meter.all_reduce(groups, size) for size in sizes}
 
 
 def _agree(numbers: list[float]) -> bool:

@@ -77,11 +77,13 @@ class Meter:
 
         return wait
 
-    def all_reduce(self, ranks: tuple[int, ...], size: int) -> float:
-        """With all of them waiting: of the slowest, beyond what its host takes to launch it."""
+    def all_reduce(self, groups: Sequence[tuple[int, ...]], size: int) -> float:
+        """Of these groups, which have no rank in common, at once, with all members waiting: of the slowest, beyond what
+        its host takes to launch it."""
         tensor = torch.zeros(size // 4, device=self.place)
         rounds = rounds_of(size)
-        found = self.timed(lambda: self.begin_sum(tensor, ranks), rounds) if self.rank in ranks else self.idle(rounds)
+        own = next((ranks for ranks in groups if self.rank in ranks), None)
+        found = self.idle(rounds) if own is None else self.timed(lambda: self.begin_sum(tensor, own), rounds)
         return float(max(wall - self._launched(thread) for wall, thread in self.transport.exchange(found)))
 
     def thread_of_sum(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import combinations
 
 from ..transports import Pair
@@ -15,15 +16,17 @@ PORT, NODE, NETWORK = (
 )
 
 
-def inside_at_once(seats: Seats) -> dict[str, list[Pair]]:
-    """Messages of one rank with all others of its node, and of all pairs of the node. One pair shows both."""
-    first = max(seats.nodes, key=len)
-    pairs = both_ways(combinations(first, 2))
-    if len(first) < 2:
+def inside_at_once(seats: Seats) -> dict[str, list[list[Pair]]]:
+    """By node, messages of one rank with all others of its node, and of all pairs of the node. All nodes talk at once,
+    as they do in training. One pair shows both."""
+    most = len(largest(seats)[0])
+    if most < 2:
         return {}
-    if len(first) == 2:
-        return {NODE: pairs}
-    return {PORT: [pair for pair in pairs if first[0] in pair], NODE: pairs}
+    nodes = [list(combinations(ranks, 2)) for ranks in largest(seats)]
+    everyone = [both_ways(pairs) for pairs in nodes]
+    if most == 2:
+        return {NODE: everyone}
+    return {PORT: [both_ways(pairs[: most - 1]) for pairs in nodes], NODE: everyone}
 
 
 def out_of(seats: Seats, node: int) -> list[Pair]:
@@ -32,20 +35,28 @@ def out_of(seats: Seats, node: int) -> list[Pair]:
     return [(rank, others[i % len(others)]) for i, rank in enumerate(ranks)]
 
 
-def both_ways(pairs: list[Pair] | combinations[Pair]) -> list[Pair]:
+def both_ways(pairs: Iterable[Pair]) -> list[Pair]:
     return [way for a, b in pairs for way in ((a, b), (b, a))]
 
 
-def groups_of(seats: Seats) -> dict[tuple[int, int], tuple[int, ...]]:
-    """By the number of nodes and of ranks on each, the first such: both 1, 2, 4, 8, ... and all there are."""
+def groups_of(seats: Seats) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+    """By the number of nodes and of ranks on each, both 1, 2, 4, 8, ... and all there are, the first such set of ranks;
+    inside nodes, one of each node, which are measured at once."""
     nodes = sorted(seats.nodes, key=len, reverse=True)
     found = {}
-    for count in _powers(len(nodes)):
-        for each in _powers(len(nodes[0])):
-            ranks = sorted(rank for node in nodes[:count] for rank in node[:each])
-            if len(ranks) > 1:
-                found[count, each] = tuple(ranks)
+    for each in _powers(len(nodes[0])):
+        if each > 1:
+            found[1, each] = [tuple(ranks[:each]) for ranks in largest(seats)]
+        for count in _powers(len(nodes)):
+            if count > 1:
+                found[count, each] = [tuple(sorted(rank for node in nodes[:count] for rank in node[:each]))]
     return found
+
+
+def largest(seats: Seats) -> list[list[int]]:
+    """The ranks of each node that has the most."""
+    most = max(map(len, seats.nodes))
+    return [ranks for ranks in seats.nodes if len(ranks) == most]
 
 
 def _powers(most: int) -> list[int]:

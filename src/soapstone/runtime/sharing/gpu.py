@@ -7,17 +7,21 @@ of the multiprocessors; without it they take turns.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...errors import RankError
 from .keeper import MPS_CONTROL, keeper
 from .nodes import cpu_ranks
+
+SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # set if a process has a part of a GPU
+_BLOCKING_SYNC = 4  # CU_CTX_SCHED_BLOCKING_SYNC
 
 
 @contextmanager
@@ -42,6 +46,17 @@ def shared_gpu(per_node: int, num_nodes: int = 1) -> Iterator[list[dict[str, str
         ]
 
 
+def sleep_while_waiting(device: int) -> None:
+    """Let this process sleep while it waits for its GPU, if it shares the GPU. By default it spins, which takes a core
+    for each rank from the threads that move the ranks' messages."""
+    if SHARE not in os.environ:
+        return
+    with suppress(OSError):  # no driver by this name: it goes on spinning
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuInit(0)
+        driver.cuDevicePrimaryCtxSetFlags_v2(device, _BLOCKING_SYNC)
+
+
 @contextmanager
 def _mps(num_ranks: int) -> Iterator[dict[str, str]]:
     """An MPS daemon of our own, whatever else runs on the machine."""
@@ -55,4 +70,4 @@ def _mps(num_ranks: int) -> Iterator[dict[str, str]]:
         pid_file = Path(folder) / f"{MPS_CONTROL}.pid"
         if not pid_file.exists():
             raise RankError(f"NVIDIA's MPS did not start; {MPS_CONTROL} -d says why")
-        yield {**places, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 / num_ranks)}
+        yield {**places, SHARE: str(100 / num_ranks)}

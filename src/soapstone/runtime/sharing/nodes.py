@@ -12,8 +12,9 @@ import ctypes
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -205,6 +206,8 @@ def _make_adapter(ip: IPRoute, node: int, gbit: float | None) -> None:
     for name in ("lo", ADAPTER):
         ip.link("set", index=_index(ip, name), state="up")
     _limit(ip, ADAPTER, gbit)
+    with suppress(OSError):  # BBR probes for more than the bucket passes, and loses packets
+        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
 
 
 def _limit(ip: IPRoute, name: str, gbit: float | None) -> None:

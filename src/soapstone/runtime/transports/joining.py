@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ...errors import LostRankError, RankError
 from ...files import shortened
 from ...parts import keep_freed_memory
+from ..sharing.gpu import sleep_while_waiting
 from .default import default_transport
 from .ending import ends_on_sigterm
 from .interfaces import new_store, use_interface
@@ -67,6 +68,7 @@ def joined(
     gpus = torch.cuda.device_count()
     place = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
     if gpus:
+        sleep_while_waiting(place.index)
         torch.cuda.set_device(place)
         warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # autograd's thread makes its context then
     else:
