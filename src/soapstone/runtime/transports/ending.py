@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from ...errors import LostRankError, SoapstoneError
-from ...processes import end, torchrun
+from ...processes import end, is_orphan
 from .signs import Signs
 
 GRACE = 1.0  # seconds in which the main thread may end by itself
@@ -90,8 +90,7 @@ class Listener:
     def _hear(self, number: int) -> None:
         if number not in (signal.SIGTERM, signal.SIGINT):
             return
-        parent = torchrun()
-        if parent is not None and parent.has_ended:
+        if is_orphan():
             end(f"{self._rank} ended {self._doing}: torchrun is gone", 1)
         if self._error is not None:
             self._end_within(GRACE)

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from ...processes import end, torchrun
+from ...processes import end, is_orphan, torchrun
 
 LOOK = 1.0  # seconds between two looks
 
@@ -23,9 +23,8 @@ class _Watch:
         atexit.register(self._close)  # a thread that wakes up while Python shuts down aborts the process
 
     def _look(self) -> None:
-        parent = torchrun()
-        while parent is not None and not self._closed.wait(LOOK):
-            if parent.has_ended:
+        while not self._closed.wait(LOOK):
+            if is_orphan():
                 end(f"{self.describe()}: torchrun is gone", 1)
 
     def _close(self) -> None:
