@@ -79,6 +79,21 @@ def torchrun() -> Process | None:
     return Process.of(number) if number > 0 else None
 
 
+@cache
+def _is_child(process: int) -> bool:
+    """Whether torchrun started a process, this one, without a shell in between; a fork of it is another."""
+    found = torchrun()
+    return found is not None and found.number == os.getppid()
+
+
+def is_orphan() -> bool:
+    """Whether the torchrun that started this process has ended."""
+    found = torchrun()
+    if found is None:
+        return False
+    return (_is_child(os.getpid()) and os.getppid() != found.number) or found.has_ended is True
+
+
 def _has_run_id(number: int) -> bool:
     try:
         rows = (_PROC / f"{number}/environ").read_bytes().split(b"\0")
@@ -93,7 +108,7 @@ def end_with_torchrun() -> None:
     The kernel does so when the thread that started this process ends. So it is asked only where that is torchrun's main
     thread: other threads may end long before their process."""
     parent = torchrun()
-    if sys.platform != "linux" or parent is None or parent.number != os.getppid():
+    if sys.platform != "linux" or parent is None or not _is_child(os.getpid()):
         return
     try:
         children = (_PROC / f"{parent.number}/task/{parent.number}/children").read_text().split()
@@ -101,7 +116,7 @@ def end_with_torchrun() -> None:
         return
     if str(os.getpid()) in children:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent.number:  # it has ended meanwhile
+        if is_orphan():  # by now
             os.kill(os.getpid(), signal.SIGTERM)
 
 
