@@ -16,7 +16,6 @@ from ..tracing import Workload
 from .agreement import agree, checksum
 from .compiling import SEGMENT_BYTES
 from .draws import CounterDraws, ReplayDraws
-from .elementwise import watch_optimizers
 from .execute import Executor
 from .faults import ON_NAN
 from .parallel import Parallel
@@ -81,7 +80,6 @@ def parallelize(
     def build() -> Parallel:
         values = materialised(work.model, seed) if is_meta(work.model) else state_of(work.model).items()
         store = Store(simulation, mine, values, place)
-        watch_optimizers(store)
         draws = (
             CounterDraws(seed, place)
             if dropout == "counter"

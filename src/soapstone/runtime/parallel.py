@@ -22,6 +22,8 @@ from .clipping import clip_grad_norm
 from .evaluation import Evaluation
 from .execute import Executor, Values
 from .faults import Faults
+from .guards import Guarded
+from .habits import Habits, StepLoss
 from .iteration import train
 from .records import Record, recorded
 from .store import Store
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from .checkpoints import Saver
 
 
-class Parallel:
+class Parallel(Habits):
     """One rank of a model under a strategy. Made by `parallelize`."""
 
     def __init__(
@@ -44,7 +46,8 @@ class Parallel:
         self._check = BatchCheck(self._graph, executor.read, executor.microbatches)
         self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
         self._buffers = LaggingBuffers(executor.placement, executor.device, store)
-        self._first, self._accumulating = True, False
+        self._guarded = Guarded(work.model, store)
+        self._first = True
         self._steps, self._faults = 0, Faults(executor, on_nan)
         self._idle = nn.Parameter(torch.empty(0, device=executor.place))
 
@@ -70,7 +73,7 @@ class Parallel:
         if self._first:
             verdict()
             self._compare_first(batch)
-        if not self._accumulating:
+        if not self._guarded.is_accumulating:
             self._store.drop_gradients()
         self._steps += 1
         self._buffers.change()
@@ -87,14 +90,20 @@ class Parallel:
             raise problem from error
         finally:
             self._transport.note(f"after step {self._steps}")
-        self._accumulating = not sync
+        self._guarded.changes += 1
+        self._guarded.is_accumulating = not sync
         if self._faults.is_nonfinite:
             self._faults.handle(self._steps)
-            self._accumulating = False
-        return loss
+            self._guarded.is_accumulating = False
+        return loss.as_subclass(StepLoss)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients, also those that steps with `sync=False` added up. A step that begins anew does so itself."""
+        self._store.drop_gradients()
+        self._guarded.is_accumulating = False
 
     def _check_synced(self) -> None:
-        if self._accumulating:
+        if self._guarded.is_accumulating:
             raise RankError(
                 "the last step was one with sync=False: gradients are not summed yet; end with a step that is"
             )
@@ -232,8 +241,8 @@ class Parallel:
         )
         for sentence in damaged if self._transport.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
-        self._store.drop_gradients()
-        self._accumulating = False
+        self.zero_grad()
+        self._guarded.changes += 1
         return self._steps
 
     def load_weights(self, path: str | Path) -> None:
