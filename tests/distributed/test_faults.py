@@ -63,6 +63,7 @@ def test_the_other_rank_says_in_a_sentence_what_became_of_one(
     assert whole_state(saved)
 
 
+@pytest.mark.long  # the test below has a restart, too
 @pytest.mark.timeout(TIMEOUT)
 def test_torchrun_restarts_from_the_last_checkpoint_by_itself(tmp_path: Path) -> None:
     options = ("--steps", "60", "--every", "5", "--json")
@@ -103,8 +104,7 @@ def test_a_folder_is_that_of_one_run_whose_ranks_end_with_torchrun(tmp_path: Pat
         training.process.kill()
         assert until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), 10)
         assert any("torchrun is gone" in line for line in training.sentences), training.output
-    options = ("--save", str(saved), "--steps", "1", "--resume")
-    with Training(*MODEL, *options, environment=cache(tmp_path)) as training:
+    with Training(*MODEL, "--save", str(saved), "--steps", "1", "--resume", environment=cache(tmp_path)) as training:
         assert training.end(TIMEOUT) == 0, training.output
         assert f"{saved} was that of run " in training.output
         assert_nothing_is_left(training, saved)

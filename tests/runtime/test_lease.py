@@ -21,7 +21,7 @@ import soapstone as ss
 from soapstone.files import HALF, encode
 from soapstone.processes import Process, machine
 from soapstone.runtime import Parallel
-from soapstone.runtime.checkpoints import lease, saving, whole_state
+from soapstone.runtime.checkpoints import lease, saving, storage, whole_state
 from soapstone.runtime.checkpoints.lease import NAME, Owner, hold, owner_of
 from tests.runtime.test_checkpoint_files import on_ranks, saved, step
 
@@ -207,7 +207,7 @@ def test_a_save_leaves_the_files_of_another_run_alone(living: Process, tmp_path:
 def test_a_folder_that_is_removed_during_a_save_costs_that_checkpoint(
     wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, plain = tmp_path / "saved", saving.write_tensors
+    folder, plain = tmp_path / "saved", storage.write_tensors
     removed = threading.Event()
 
     def removing(half: Path, *rest: Any) -> None:

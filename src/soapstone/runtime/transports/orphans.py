@@ -16,7 +16,8 @@ class _Watch:
     """A thread of its own, since the one that writes signs of life may wait for a store that is gone with torchrun."""
 
     def __init__(self) -> None:
-        self.process, self.describe = os.getpid(), lambda: "this rank ended"
+        self.process = os.getpid()
+        self.describe: Callable[[], str] = lambda: "this rank ended"
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="soapstone torchrun", daemon=True)
         self._thread.start()
