@@ -3,6 +3,7 @@
 import sys
 
 from . import agreement, anchors, breadth, engines, predict, reality, spine, steps
+from .fuzz.__main__ import main as fuzz
 
 spine.main()
 breadth.main()
@@ -13,3 +14,4 @@ steps.main()
 reality.main()
 if "--all" in sys.argv:
     agreement.main()
+    sys.exit(not fuzz())

@@ -79,6 +79,27 @@ def test_training_resumes_with_another_strategy_and_more_ranks(tmp_path: Path) -
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["step-000000007"]
 
 
+def test_training_goes_on_from_the_newest_undamaged_checkpoint_in_another_type(tmp_path: Path) -> None:
+    folder, model = tmp_path / "saved", ("lenet", "--batch", "8", "-t", "cpu:1x1", "--save", str(tmp_path / "saved"))
+    done = torchrun(tmp_path, "train", *model, "--dtype", "float64", "--steps", "2", "--every", "2", ranks=1)
+    assert done.returncode == 0, done.stderr
+    (folder / "step-000000005" / "checkpoint.json").unlink()
+    weights = tmp_path / "weights.pt"
+    refused = soapstone(tmp_path, "export-weights", str(folder), "-o", str(weights))
+    assert "step-000000005/checkpoint.json: No such file" in refused.stderr
+    assert "--last-good" in refused.stderr
+    exported = soapstone(tmp_path, "export-weights", str(folder), "-o", str(weights), "--last-good", "--json")
+    assert "step-000000005/checkpoint.json: No such file" in exported.stderr
+    assert json.loads(exported.stdout)["checkpoint"] == str(folder / "step-000000004")
+    done = torchrun(tmp_path, "train", *model, "--resume", "--last-good", "--convert", "--steps", "3", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert "damaged-step-000000005 now." in done.stderr
+    assert f"{folder} has 4 steps, to go on from." in done.stderr
+    assert {path.name for path in folder.glob("*step*")} == {
+        "damaged-step-000000005", "step-000000004", "step-000000006",
+    }  # fmt: skip
+
+
 def two_agents(folder: Path, *command: str) -> list[tuple[str, str]]:
     """What two torchrun agents, as two nodes of a rank each, write to standard output and error."""
     with socket.socket() as free:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -51,6 +52,8 @@ class Run:
     resume: bool = False
     weights: Path | None = None
     on_nan: str = "stop"
+    convert: bool = False
+    last_good: bool = False
     grace: float = 0.0  # seconds for a last checkpoint once the run is told to end
 
     def __post_init__(self) -> None:
@@ -60,6 +63,8 @@ class Run:
             raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
         if self.save is None and (self.resume or self.every is not None):
             raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
+        if (self.convert or self.last_good) and not self.resume:
+            raise SoapstoneError("--convert and --last-good say how to go on from a checkpoint; add --resume")
         if self.save is not None and self.save.exists() and not self.save.is_dir():
             raise SoapstoneError(f"--save {self.save} is a file; name a folder")
         if self.save is not None:
@@ -146,6 +151,27 @@ class Stopped:
     status: int
 
 
+class _Progress:
+    """What rank 0 says of the steps: of some, of those that are left out, and of one now and then."""
+
+    def __init__(self, wanted: Run, speaks: bool) -> None:
+        self._wanted, self._speaks = wanted, speaks
+        self._skipped, self._said = 0, perf_counter()
+
+    def add(self, step: int, loss: float, seconds: float) -> None:
+        now = perf_counter()
+        is_skipped = self._wanted.on_nan == "skip" and not math.isfinite(loss)
+        self._skipped += is_skipped
+        is_due = step % max(1, self._wanted.steps // 5) == 0 or is_skipped or now - self._said > SPEAKING
+        if self._speaks and is_due:
+            say(f"step {step}: loss {loss:.6g}, {'is left out' if is_skipped else duration(seconds)}")
+            self._said = now
+
+    def end(self, steps: int) -> None:
+        if self._skipped and self._speaks:
+            say(f"{self._skipped} of {steps} steps were left out, since their losses were not finite.")
+
+
 def run_steps(
     case: Case, work: Workload, strategy: Strategy, wanted: Run, claim: Claim, transport: Transport, place: torch.device
 ) -> Trained | Stopped | None:
@@ -155,12 +181,12 @@ def run_steps(
     parallel = _parallel(case, work, strategy, wanted, transport, place)
     optimizer = wanted.optimizer_of(parallel.parameters())
     batch = [tensor.to(place) for tensor in work.batch]
-    losses, seconds, record, skipped = [], [], None, 0
+    losses, seconds, record = [], [], None
     first, end = _first_step(parallel, optimizer, wanted, claim, transport), WARM + wanted.steps
     if first >= end:
         claim.is_done = True
         return None
-    said = perf_counter()
+    progress = _Progress(wanted, transport.rank == 0)
     with stoppable(transport, wanted.grace) as stop:
         for step in range(first, end):
             last = step == end - 1
@@ -180,17 +206,11 @@ def run_steps(
             losses.append(loss.item())
             if last:
                 record = parallel.watched(begin, perf_counter_ns())
-            is_skipped = wanted.on_nan == "skip" and not math.isfinite(losses[-1])
-            skipped += is_skipped
-            if transport.rank == 0 and (step % max(1, wanted.steps // 5) == 0 or is_skipped or start - said > SPEAKING):
-                done = "is left out" if is_skipped else duration(seconds[-1])
-                say(f"step {step}: loss {losses[-1]:.6g}, {done}")
-                said = start
+            progress.add(step, losses[-1], seconds[-1])
             if wanted.save is not None and wanted.saves_after(step, last):
                 parallel.save(wanted.save, optimizer, step=step + 1, keep=wanted.keep, wait=last)
     claim.is_done = True
-    if skipped and transport.rank == 0:
-        say(f"{skipped} of {len(losses)} steps were left out, since their losses were not finite.")
+    progress.end(len(losses))
     slowest = [max(times) for times in zip(*transport.exchange(seconds[WARM:] or seconds))]
     median = statistics.median(slowest)
     rates = throughput(case.graph, case.topology, median)
@@ -222,7 +242,11 @@ def _first_step(
         if wanted.weights is not None:
             parallel.load_weights(wanted.weights)
         return 0
-    step = parallel.load(wanted.save, optimizer)
+    with warnings.catch_warnings(record=True) as damaged:
+        warnings.simplefilter("always")
+        step = parallel.load(wanted.save, optimizer, convert=wanted.convert, last_good=wanted.last_good)
+    for warning in damaged:
+        say(f"{warning.message}.", always=True)
     for group in optimizer.param_groups if wanted.lr is not None else ():
         group["lr"] = wanted.lr
     if transport.rank == 0:

@@ -60,6 +60,12 @@ SaveFolder = Annotated[
 Every = Annotated[int | None, typer.Option(min=1, help="Steps between checkpoints; without, one at the end.")]
 Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints stay.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")]
+Convert = Annotated[
+    bool, typer.Option("--convert", help="With --resume, from a checkpoint in another floating-point type.")
+]
+LastGood = Annotated[
+    bool, typer.Option("--last-good", help="With --resume, from the newest checkpoint that is not damaged.")
+]
 WeightsFile = Annotated[
     Path | None, typer.Option("--weights", help="Begin with the weights of a .safetensors or .pt file.")
 ]
@@ -92,6 +98,8 @@ def train(
     every: Every = None,
     keep: Keep = 2,
     resume: Resume = False,
+    convert: Convert = False,
+    last_good: LastGood = False,
     elastic: Elastic = False,
     fallback: Fallback = None,
     weights: WeightsFile = None,
@@ -114,7 +122,7 @@ def train(
     check_elastic(elastic, fallback or [])
     wanted = Run(
         steps, lr, seed, dropout, case.training.optimizer, compiled, graphed, save, every, keep,
-        resume or (elastic and save is not None), weights, on_nan, grace,
+        resume or (elastic and save is not None), weights, on_nan, convert, last_good, grace,
     )  # fmt: skip
     case, whole = with_fewer_ranks(case) if elastic else case, case.topology
     given = case.strategy(strategy) if case.topology is whole else given_strategy(case, strategy, fallback or [])

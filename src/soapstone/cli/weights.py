@@ -9,25 +9,34 @@ import typer
 
 from ..files import check_writable
 from ..graph import scaled
-from .common import AsJson, print_all, print_json, progress
+from .common import AsJson, print_all, print_json, progress, say
 
 Folder = Annotated[
     Path, typer.Argument(help="Where `train --save` or `parallel.save` wrote checkpoints; the newest counts.")
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file: .safetensors, or .pt for torch.load.")]
+LastGood = Annotated[bool, typer.Option("--last-good", help="Take the newest checkpoint that is not damaged.")]
 
 
-def export_weights(folder: Folder, output: Output = Path("model.safetensors"), as_json: AsJson = False) -> None:
+def export_weights(
+    folder: Folder,
+    output: Output = Path("model.safetensors"),
+    last_good: LastGood = False,
+    as_json: AsJson = False,
+) -> None:
     """Write the weights of a checkpoint as one plain file, under the model's own names."""
-    from ..runtime.checkpoints import check_kind, whole_state, write_weights
+    from ..runtime.checkpoints import check_kind, chosen_alone, state_of_checkpoint, write_weights
 
     check_kind(output)
     check_writable(output)
     with progress(f"Reading {folder}"):
-        state = whole_state(folder)
+        checkpoint, damaged = chosen_alone(folder, last_good)
+        state = state_of_checkpoint(checkpoint)
+    for problem in damaged.values():
+        say(f"{problem}; it is left out.", always=True)
     write_weights(output, state)
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if as_json:
-        print_json({"path": str(output), "tensors": len(state), "bytes": size})
+        print_json({"path": str(output), "checkpoint": str(checkpoint.folder), "tensors": len(state), "bytes": size})
     else:
         print_all(f"{len(state)} tensors, {scaled(size, 'B')}, in {output}.")
