@@ -134,9 +134,11 @@ def last_words(sentence: str) -> None:
 def end(sentence: str, status: int) -> None:
     """End this process at once, from any thread: with a sentence, unless it has written its last words already."""
     _speaking.acquire()  # for good: the main thread must not add to it
-    if not _said:
-        _write(sentence)
-    os._exit(status)
+    try:
+        if not _said:
+            _write(sentence)
+    finally:  # whoever reads it may be gone
+        os._exit(status)
 
 
 def _write(sentence: str) -> None:

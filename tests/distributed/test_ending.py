@@ -113,6 +113,19 @@ def stuck_in_a_loop(*signals: int, grace: float, news: str = "") -> Callable[[],
     return act
 
 
+def mute() -> None:
+    os.close(2)
+    stuck(signal.SIGTERM)()
+
+
+def deaf() -> None:
+    signs = Signs()
+    signs.news = lambda: str(1 // 0)  # type: ignore[method-assign]
+    with ends_on_sigterm(signs):  # type: ignore[arg-type]
+        told(signal.SIGTERM)
+        hang()
+
+
 OOM, LOST = "rank 1 ran out of memory", "rank 0 was killed"
 
 
@@ -133,6 +146,8 @@ OOM, LOST = "rank 1 ran out of memory", "rank 0 was killed"
         ),
         (stuck_in_a_loop(signal.SIGINT, grace=0), 130, "rank 1 was told to end: by Ctrl-C, and no rank has failed"),
         (stuck_in_a_loop(signal.SIGINT, signal.SIGINT, grace=20), 130, "rank 1 ended in step 7: Ctrl-C came a second"),
+        (mute, 143, ""),
+        (deaf, 143, "rank 1 was told to end in step 7, and failed: integer division or modulo by zero"),
         (stuck_in_a_loop(signal.SIGTERM, grace=20, news=LOST), 1, f"another rank failed: {LOST}"),
     ],
 )

@@ -83,9 +83,16 @@ class Listener:
             if left <= 0:
                 self._end()
             elif poll.poll(None if left == float("inf") else 1000 * left) and not self._is_over:
-                self._hear(os.read(self._reader, 1)[0])
+                self._hear_or_end(os.read(self._reader, 1)[0])
         os.close(self._reader)
         os.close(self._writer)
+
+    def _hear_or_end(self, number: int) -> None:
+        """Nobody would hear the next signal if this thread ended with an error."""
+        try:
+            self._hear(number)
+        except Exception as error:
+            end(f"{self._rank} was told to end {self._doing}, and failed: {error}", 128 + number)
 
     def _hear(self, number: int) -> None:
         if number not in (signal.SIGTERM, signal.SIGINT):
