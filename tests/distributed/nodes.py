@@ -1,20 +1,23 @@
-"""Nodes made on this machine: whether it can make them, and commands that run on them."""
+"""Nodes made on this machine: whether it can make them, and what is tried on their ranks, over gloo or NCCL."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from threading import Thread
 
 import pytest
+import torch
 
 from soapstone.errors import RankError
-from soapstone.runtime.sharing import made_nodes
+from soapstone.runtime.sharing import cpu_ranks, made_nodes, run_ranks, shared_gpu
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 100
+TIMEOUT = 150
 
 
 @cache
@@ -43,3 +46,93 @@ def on_nodes(
     return subprocess.run(
         [*launcher, *program], env=environment(folder), capture_output=True, text=True, timeout=TIMEOUT
     )
+
+
+def calibrated(folder: Path, shape: str, gbit: float) -> Path:
+    done = on_nodes(folder, shape, "soapstone", "calibrate", "-o", str(folder / "here.yaml"), gbit=gbit)
+    assert done.returncode == 0, done.stderr
+    assert "An all-reduce among all " in done.stdout
+    assert len(done.stderr.splitlines()) < 14, done.stderr  # no flood in a log
+    return folder / "here.yaml"
+
+
+CHECKS = """
+import sys
+import torch
+import soapstone as ss
+from soapstone.runtime.checking import check
+from soapstone.runtime.transports import joined
+
+torch.set_num_threads(1)
+with joined("") as (transport, place):
+    topology = ss.Topology.load(sys.argv[1])
+    for model in ("lenet", "gpt2"):
+        sizes = dict(layers=2, width=32, heads=2, length=16, vocab=64) if model == "gpt2" else {}
+        torch.manual_seed(0)
+        work = ss.zoo.load(model, batch=8, **sizes)
+        graph = ss.capture(work)
+        names = ("data", "model", "fsdp", *sys.argv[2:])
+        for name in names if model == "gpt2" else ("model", "searched"):
+            made = {"searched": lambda: ss.baselines.random(graph, topology, seed=5)}
+            strategy = made.get(name, lambda: ss.baselines.baseline(name, graph, topology))()
+            found = check(work, graph, strategy, transport=transport, place=place, seed=0)
+            if transport.rank == 0:
+                print(model, name, found, flush=True)
+"""
+
+
+def check_strategies(folder: Path, shape: str, here: Path, *grids: str) -> None:
+    """Train under strategies that cross the nodes, and on one device."""
+    (folder / "checks.py").write_text(CHECKS)
+    done = on_nodes(folder, shape, str(folder / "checks.py"), str(here), *grids)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Checked 3 steps against one device") == 5 + len(grids), done.stdout
+
+
+TRAINS = """
+import sys
+import soapstone as ss
+from soapstone.runtime.transports import joined
+from tests.support.models import CASES
+
+def train(transport, place, begun):
+    case = CASES["mlp"]
+    graph, topology = ss.capture(case.workload()), ss.Topology.parse(f"{place.type.replace('cuda', 'h200')}:{sys.argv[3]}")
+    strategy = ss.baselines.data_parallel(graph, topology)
+    parallel = ss.parallelize(case.workload().on(place), graph, topology, strategy, transport=transport)
+    for step in range(10**9):
+        parallel.step(*case.batches(1)[0])
+        if step == 5 and transport.rank == 0:
+            open(begun, "w").close()
+
+try:
+    with joined("", timeout=6) as (transport, place):
+        train(transport, place, sys.argv[1])
+except ss.SoapstoneError as error:
+    open(f"{sys.argv[2]}/{transport.rank}", "w").write(str(error))
+    sys.exit(3)
+"""
+
+
+def cut_link(folder: Path, per_node: int) -> list[str]:
+    """Train on two nodes and take the second one's link down; what each rank says of it."""
+    (folder / "trains.py").write_text(TRAINS)
+    begun = folder / "begun"
+    os.mkfifo(begun)
+    gpu = torch.cuda.is_available()
+    started = shared_gpu(per_node, 2) if gpu else nullcontext(cpu_ranks(per_node, 2))
+    with started as environments, made_nodes(2) as nodes:
+
+        def cut() -> None:
+            begun.read_text()  # returns when rank 0 has trained some steps
+            nodes.set_link(1, up=False)
+
+        Thread(target=cut, daemon=True).start()
+        command = [sys.executable, str(folder / "trains.py"), str(begun), str(folder), f"2x{per_node}"]
+        run_ranks(
+            command,
+            [{**environment(folder), **each, "PYTHONPATH": str(ROOT)} for each in environments],
+            TIMEOUT,
+            lambda rank: nodes.enter(rank // per_node),
+        )
+    return [path.read_text() if path.exists() else "" for path in (folder / str(rank) for rank in range(2 * per_node))]

@@ -4,19 +4,13 @@ link between them."""
 from __future__ import annotations
 
 import json
-import os
-import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 import soapstone as ss
-from soapstone.runtime.sharing import cpu_ranks, made_nodes, run_ranks
 
-from .nodes import TIMEOUT, environment, needs_nodes, on_nodes
+from .nodes import TIMEOUT, calibrated, check_strategies, cut_link, needs_nodes, on_nodes
 
 pytestmark = [needs_nodes, pytest.mark.timeout(2 * TIMEOUT)]
 MODEL = ("lenet", "--batch", "8", "--dtype", "float64")
@@ -25,53 +19,26 @@ MODEL = ("lenet", "--batch", "8", "--dtype", "float64")
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cluster's topology, calibrated once."""
-    folder = tmp_path_factory.mktemp("nodes")
-    done = on_nodes(folder, "2x2", "soapstone", "calibrate", "-o", str(folder / "here.yaml"), gbit=4)
-    assert done.returncode == 0, done.stderr
-    assert "An all-reduce among all 4 ranks" in done.stdout
-    assert len(done.stderr.splitlines()) < 12, done.stderr  # no flood in a log
-    return folder / "here.yaml"
+    return calibrated(tmp_path_factory.mktemp("nodes"), "2x2", gbit=4)
 
 
 def test_calibration_finds_the_nodes_and_what_their_ranks_share(here: Path) -> None:
     topology = ss.Topology.load(here)
     assert [device.node for device in topology.devices] == [0, 0, 1, 1]
     assert {(each.members, each.nodes) for each in topology.sums} == {(2, 1), (2, 2), (4, 2)}
-    (adapter,) = {link.bandwidth for link in topology.links if link.target == "network"}
-    assert 1e7 < adapter < 1e9  # 4 Gb/s are 0.5 GB/s; a busy machine is slower
-
-
-CHECKS = """
-import sys
-import torch
-import soapstone as ss
-from soapstone.runtime.checking import check
-from soapstone.runtime.transports import joined
-
-torch.set_num_threads(1)
-with joined("") as (transport, place):
-    topology = ss.Topology.load(sys.argv[1])
-    for model in ("lenet", "gpt2"):
-        sizes = dict(layers=2, width=32, heads=2, length=16, vocab=64) if model == "gpt2" else {}
-        torch.manual_seed(0)
-        work = ss.zoo.load(model, batch=8, **sizes)
-        graph = ss.capture(work)
-        names = ("data", "model", "fsdp", "dp2-pp2-m2", "tp4", "dp2-tp2")
-        for name in names if model == "gpt2" else ("model", "searched"):
-            made = {"searched": lambda: ss.baselines.random(graph, topology, seed=5)}
-            strategy = made.get(name, lambda: ss.baselines.baseline(name, graph, topology))()
-            found = check(work, graph, strategy, transport=transport, place=place, seed=0)
-            if transport.rank == 0:
-                print(model, name, found, flush=True)
-"""
+    assert {link.target for link in topology.links if link.source == "cpu0"} == {"cpu1", "adapter0"}
+    assert all(link.bandwidth < 1e9 for link in topology.links if link.target == "network")  # 4 Gb/s are 0.5 GB/s
 
 
 def test_strategies_that_cross_nodes_compute_what_one_device_does(here: Path, tmp_path: Path) -> None:
-    script = tmp_path / "checks.py"
-    script.write_text(CHECKS)
-    done = on_nodes(tmp_path, "2x2", str(script), str(here), gbit=4)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Checked 3 steps against one device") == 8, done.stdout
+    check_strategies(tmp_path, "2x2", here, "dp2-pp2-m2", "tp4", "dp2-tp2")
+
+
+def test_a_node_whose_link_goes_down_is_named(tmp_path: Path) -> None:
+    *near, far, other = cut_link(tmp_path, 2)
+    assert all("ranks 2, 3 give no sign of life any more" in said for said in near), near
+    assert "the network to its machine is down" in far
+    assert "the network to its machine is down" in other
 
 
 def losses(folder: Path, shape: str, strategy: str, steps: int, *options: str) -> list[float]:

@@ -102,7 +102,10 @@ class Signs:
         """Why a message does not come: which rank did what. What is found is left for the others to say, too."""
         found: str | None = _within(3 * PATIENCE, lambda: self._inquire(timed_out))
         if found is None:
-            return "rank 0, or what started the ranks, is gone or stopped: the ranks cannot reach one another any more"
+            return (
+                "rank 0 cannot be reached any more: it has ended or stopped, or so has what started the ranks, or the "
+                "network to its machine is down"
+            )
         self._leave(found)
         return found
 
@@ -170,8 +173,11 @@ def _accused(signs: dict[int, Sign], silent: set[int], timed_out: bool) -> str:
     for rank, sign in signs.items() if timed_out else ():
         if sign.state in ("T", "t"):
             return f"rank {rank} was stopped {sign.doing}: process {sign.process} does not run; end it and begin anew"
-    for rank in sorted(silent):
-        return f"rank {rank} gives no sign of life any more, last {signs[rank].doing}; see its log and its machine"
+    if silent:
+        first, *more = sorted(silent)
+        who = f"ranks {', '.join(map(str, sorted(silent)))} give" if more else f"rank {first} gives"
+        where = "their logs, machines and network" if more else "its log, machine and network"
+        return f"{who} no sign of life any more, last {signs[first].doing}; see {where}"
     return ""
 
 
