@@ -97,7 +97,7 @@ from tests.support.models import CASES
 
 def train(transport, place, begun):
     case = CASES["mlp"]
-    graph, topology = ss.capture(case.workload()), ss.Topology.parse(f"{place.type.replace('cuda', 'h200')}:{sys.argv[3]}")
+    graph, topology = ss.capture(case.workload()), ss.Topology.parse(sys.argv[3])
     strategy = ss.baselines.data_parallel(graph, topology)
     parallel = ss.parallelize(case.workload().on(place), graph, topology, strategy, transport=transport)
     for step in range(10**9):
@@ -128,7 +128,13 @@ def cut_link(folder: Path, per_node: int) -> list[str]:
             nodes.set_link(1, up=False)
 
         Thread(target=cut, daemon=True).start()
-        command = [sys.executable, str(folder / "trains.py"), str(begun), str(folder), f"2x{per_node}"]
+        command = [
+            sys.executable,
+            str(folder / "trains.py"),
+            str(begun),
+            str(folder),
+            f"{'h200' if gpu else 'cpu'}:2x{per_node}",
+        ]
         run_ranks(
             command,
             [{**environment(folder), **each, "PYTHONPATH": str(ROOT)} for each in environments],
