@@ -93,15 +93,14 @@ TRAINS = """
 import sys
 import soapstone as ss
 from soapstone.runtime.transports import joined
-from tests.support.models import CASES
 
 def train(transport, place, begun):
-    case = CASES["mlp"]
-    graph, topology = ss.capture(case.workload()), ss.Topology.parse(sys.argv[3])
+    work = ss.zoo.load("lenet", batch=8)
+    graph, topology = ss.capture(work), ss.Topology.parse(sys.argv[3])
     strategy = ss.baselines.data_parallel(graph, topology)
-    parallel = ss.parallelize(case.workload().on(place), graph, topology, strategy, transport=transport)
+    parallel = ss.parallelize(work.on(place), graph, topology, strategy, transport=transport)
     for step in range(10**9):
-        parallel.step(*case.batches(1)[0])
+        parallel.step(*work.batch)
         if step == 5 and transport.rank == 0:
             open(begun, "w").close()
 
