@@ -50,7 +50,7 @@ def limit() -> int:
     text = os.environ.get("SOAPSTONE_CACHE_LIMIT", "").strip()
     if not text:
         return LIMIT
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.upper(), re.ASCII)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]I?)?B?", text.upper(), re.ASCII)
     if match is None:
         raise SoapstoneError(f"SOAPSTONE_CACHE_LIMIT={shortened(text)} is not a size; write it as 500MB or 2GiB")
     return int(float(match[1]) * _UNITS[match[2] or ""])

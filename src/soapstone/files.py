@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import reprlib
 import stat
 import tempfile
@@ -18,7 +19,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import SoapstoneError
+from .errors import SoapstoneError, meant
 
 MAX_BYTES = 256 * 2**20
 MAX_VALUES = 2**23  # of a JSON file: each takes some hundred bytes of memory
@@ -123,9 +124,26 @@ def shortened(value: object) -> str:
 def files_beside(path: str | Path, *suffixes: str) -> list[str]:
     """The names of files of these kinds in the folder of a path: one of them may have been meant."""
     try:
-        return sorted(file.name for file in Path(path).parent.iterdir() if file.suffix in suffixes)
+        return sorted(file.name for file in Path(path).parent.iterdir() if file.suffix in suffixes and file.is_file())
     except (OSError, ValueError):
         return []
+
+
+def not_a_file(path: str | Path, what: str, otherwise: str, *suffixes: str) -> str:
+    """What is wrong with the path of a file that is none, and what to do."""
+    path = Path(path)
+    if path.is_dir():
+        return f"{path} is a folder; name a file"
+    if path.exists():
+        return f"{path} is not a plain file; name a file"
+    if path.is_symlink():
+        return f"{path} links to what does not exist; name a file"
+    return f"there is no {what} {path}; {meant(path.name, files_beside(path, *suffixes), otherwise)}"
+
+
+def whole_number(text: str) -> int | None:
+    """What some digits say; None for any other text, and for more digits than a number of ours has."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
@@ -181,15 +199,48 @@ def parse_json(data: bytes, most_values: int = MAX_VALUES) -> Any:
     if num_values(data) > most_values:
         raise ValueError(f"it has more than {most_values} values")
     try:
-        return json.loads(data.decode())
+        return json.loads(data.decode(), object_pairs_hook=_with_unique_keys)
     except UnicodeDecodeError:
         raise ValueError("it is not text") from None
+    except _TwiceError:
+        raise ValueError(_key_that_is_twice(data.decode())) from None
     except RecursionError:
         raise ValueError("it has too many lists inside one another") from None
     except json.JSONDecodeError:
         raise
     except ValueError:  # Python reads none of more than some thousand
         raise ValueError("a number has too many digits") from None
+
+
+class _TwiceError(Exception):
+    """An object has a key twice."""
+
+
+def _with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _TwiceError
+    return found
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|[{}]')
+
+
+def _key_that_is_twice(text: str) -> str:
+    """Where the first object ends that has a key twice, JSON has been read without fault; so its strings are whole."""
+    open_: list[set[str]] = []
+    for token in _TOKEN.finditer(text):
+        if token[0] == "{":
+            open_.append(set())
+        elif token[0] == "}":
+            open_.pop()
+        elif token[1]:
+            key = json.loads(token[0].removesuffix(token[1]))
+            if key in open_[-1]:
+                line = text.count("\n", 0, token.start()) + 1
+                return f"the key {shortened(key)} is there twice, the second time in line {line}"
+            open_[-1].add(key)
+    return "a key is there twice"
 
 
 def encode(value: Any) -> Any:

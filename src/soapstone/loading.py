@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import cache, zoo
 from .errors import CaptureError, SoapstoneError, meant
-from .files import files_beside
+from .files import not_a_file
 from .graph import OperatorGraph
 from .zoo.catalogue import Size
 
@@ -46,8 +46,7 @@ class Request:
         if not path or not function.isidentifier() or not path.endswith(".py"):
             raise CaptureError(f"{self.model!r} is not path/to/file.py:function; name the file's function")
         if not Path(path).is_file():
-            remedy = meant(Path(path).name, files_beside(path, ".py"), "name one that is there")
-            raise CaptureError(f"there is no file {path}; {remedy}")
+            raise CaptureError(not_a_file(path, "file", "name one that is there", ".py"))
         return Path(path).resolve(), function
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from soapstone.cli.claiming import restarts
+from soapstone.cli.elastic import with_fewer_ranks
 from tests.cli.conftest import Soapstone
 
 
@@ -38,6 +42,16 @@ def test_what_torchrun_sets_must_be_numbers(
     assert complaint.startswith(f"{name} is ")
     assert "not a number" in complaint
     assert complaint.isprintable()
+
+
+def test_a_restart_count_and_a_number_of_ranks_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are torchrun's, and others may use the names."""
+    case: Any = None
+    for text in ("9" * 5000, "many", ""):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", text)
+        monkeypatch.setenv("WORLD_SIZE", text)
+        assert restarts() == 0
+        assert with_fewer_ranks(case) is case
 
 
 @pytest.mark.parametrize("seconds", ["inf", "1e400", "9" * 5000, "9" * 18, "nan", "0"], ids=lambda text: text[:9])

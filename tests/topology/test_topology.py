@@ -450,7 +450,7 @@ BAD_FILES = {
     ),
     "empty": ("", "the topology must be an object"),
     "not YAML": ("devices: [", "is not YAML"),
-    "a date of its own": ("devices: 2024-13-45", "is not YAML"),
+    "a date of its own": ("devices: 2024-13-45", "the topology lacks the key 'links'"),
     "too deep": ("[" * 10_000, "has more than 20 lists or mappings inside one another"),
     "a tag": ("!!python/object:os.system {}", "has the tag 'tag:yaml.org,2002:python/object:os.system'; write plain"),
     "in itself": ("devices: &a [*a]", "has more than 1048576 values"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SoapstoneError
+from ..files import whole_number
 from .common import say
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ class Claim:
 
 def restarts() -> int:
     """How often torchrun has started the ranks anew."""
-    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return int(text) if text.isdecimal() else 0
+    return whole_number(os.environ.get("TORCHELASTIC_RESTART_COUNT", "")) or 0
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import typer
 
 from ..baselines import is_baseline
 from ..errors import SoapstoneError, StrategyError
+from ..files import whole_number
 from ..searching import search
 from ..strategy import Strategy
 from ..topology import first_devices
@@ -33,10 +34,10 @@ Fallback = Annotated[
 
 def with_fewer_ranks(case: Case) -> Case:
     """The case on as many devices as there are ranks."""
-    text = os.environ.get("WORLD_SIZE", "")
-    if not text.isdecimal() or not 1 <= int(text) < case.topology.num_devices:
+    size = whole_number(os.environ.get("WORLD_SIZE", "")) or 0
+    if not 1 <= size < case.topology.num_devices:
         return case
-    machines = first_devices(case.topology, int(text))
+    machines = first_devices(case.topology, size)
     if not case.is_measured:
         return replace(case, topology=machines)
     costs = costs_of(str(case.arguments["costs"]), machines)

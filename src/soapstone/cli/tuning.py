@@ -79,7 +79,7 @@ def tune_command(
         agree(transport, lambda: check_ranks(case.topology, transport.size))
         graph = agree(transport, lambda: case.graph)
         starts = agree(transport, lambda: _starts(case, path, start or []) if transport.rank == 0 else [])
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**63)
         work = agree(transport, lambda: load_workload(case.request).on(place))
         warn_of_other_devices(case.topology, transport, place)
         with interrupts(), _ended_gently():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import RankError
+from ..files import shortened, whole_number
 from ..graph import OperatorGraph
 from ..simulator import Simulation, Training, simulate
 from ..strategy import Strategy
@@ -99,7 +100,9 @@ def _place(work: Workload, device: torch.device | str | None) -> torch.device:
     first = next(work.model.parameters(), torch.empty(0)).device
     if first.type != "meta":
         return first
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local = whole_number(text := os.environ.get("LOCAL_RANK", "0"))
+    if local is None:
+        raise RankError(f"LOCAL_RANK is {shortened(text)} in the environment, not a number; start this with torchrun")
     found = torch.cuda.device_count()
     return torch.device("cuda", local % found) if found else torch.device("cpu")
 

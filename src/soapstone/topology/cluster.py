@@ -12,13 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from .. import _core
 from ..errors import SoapstoneError, TopologyError, meant
-from ..files import checked_path, decode, files_beside, shortened, write_atomically
+from ..files import checked_path, decode, not_a_file, shortened, write_atomically
 from .detection import detected
-from .document import read_yaml
+from .document import read_yaml, written_yaml
 from .layout import lay_out
 from .vertices import Bus, Device, Link, Sum
 
@@ -70,8 +68,8 @@ class Topology:
             rows: _Rows = decode(_Rows, _content(path), "the topology")
             return cls(rows.devices, rows.links, rows.sums, rows.buses)
         except FileNotFoundError:
-            remedy = meant(path.name, files_beside(path, ".yaml", ".yml"), "`soapstone calibrate` writes one")
-            raise TopologyError(f"there is no topology file {path}; {remedy}") from None
+            remedy = "`soapstone calibrate` writes one"
+            raise TopologyError(not_a_file(path, "topology file", remedy, ".yaml", ".yml")) from None
         except OSError as error:
             raise TopologyError(f"topology file {path}: cannot be read: {error.strerror}") from None
         except SoapstoneError as error:
@@ -86,7 +84,7 @@ class Topology:
             "sums": [asdict(found) for found in self.sums],
             "buses": [asdict(bus) for bus in self.buses],
         }
-        write_atomically(Path(path), yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000))
+        write_atomically(Path(path), written_yaml(content))
 
     @property
     def num_devices(self) -> int:

@@ -1,8 +1,12 @@
-"""YAML as topology files have it: numbers, names, lists and mappings, and not more of them than fit into memory.
+"""YAML as our files have it: numbers, names, lists and mappings, and not more of them than fit into memory.
+
+Plain values are read as YAML 1.2 has them (its core schema). In version 1.1, which most Python programs read, 010 is 8,
+1:30 is 90, `no` is false and 12.5e9 is a string; here they are 10, two strings, and a number, whole if it can be, as
+bytes must. What is written can be read in both versions.
 
 A file may come from anywhere, and a short one may stand for a very large one: an anchor counts as often as it is named.
 So a file's events are looked at one by one before anything is made of them. Tags, which could ask for any conversion,
-are refused.
+are refused, and so is a key that is there twice.
 """
 
 from __future__ import annotations
@@ -22,36 +26,79 @@ MAX_NODES = 2**20
 MAX_DEPTH = 20
 MAX_CHARACTERS = 1000  # of a name or a number
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is ten times faster
+_TAG = "tag:yaml.org,2002:"
+_INT = r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"
+_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+_PLAIN = (  # the type of a value without quotes, and the characters that it may begin with
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", _INT, list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+    ("merge", "<<", ["<"]),  # not in 1.2's core, but used with anchors
+)
 
 
 class _Loader(_Safe):  # type: ignore[misc]
-    """YAML 1.1 takes 12.5e9 for a string, since its exponent has no sign; here it is a number, and whole where it can
-    be, as bytes must."""
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  none of version 1.1
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            name = key.value if key.tag == f"{_TAG}merge" else self.construct_object(key, deep=True)
+            if isinstance(key, yaml.ScalarNode) and name in seen:
+                line = key.start_mark.line + 1
+                raise TopologyError(f"has the key {shortened(name)} twice, the second time in line {line}; remove one")
+            seen.add(name if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes what either version would not read as text."""
+
+
+for _type, _pattern, _first in _PLAIN:
+    for _each in (_Loader, _Dumper):
+        _each.add_implicit_resolver(_TAG + _type, re.compile(f"(?:{_pattern})$"), _first)
+
+
+def _read_int(loader: Any, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
 
 
 def _read_float(loader: Any, node: yaml.ScalarNode) -> float:
-    number = float(loader.construct_yaml_float(node))
+    number = float(str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan"))
     return int(number) if number.is_integer() else number
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-_Loader.add_constructor("tag:yaml.org,2002:float", _read_float)
+_Loader.add_constructor(f"{_TAG}int", _read_int)
+_Loader.add_constructor(f"{_TAG}float", _read_float)
 
 
 def read_yaml(path: Path) -> Any:
     """What the file holds. Raises TopologyError where that is no YAML of ours, and OSError where it cannot be read."""
     try:
-        text = read_bytes(path, MAX_BYTES).decode()
-        _check(yaml.parse(text, Loader=_Safe))
-        return yaml.load(text, Loader=_Loader)
+        return parse_yaml(read_bytes(path, MAX_BYTES).decode())
     except UnicodeDecodeError:
         raise TopologyError("cannot be read: it is not text") from None
     except SoapstoneError as error:
         raise TopologyError(str(error)) from None
+
+
+def parse_yaml(text: str) -> Any:
+    """What the text stands for. Raises TopologyError where it is no YAML of ours."""
+    try:
+        _check(yaml.parse(text, Loader=_Safe))
+        return yaml.load(text, Loader=_Loader)
+    except SoapstoneError:
+        raise
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise TopologyError(f"is not YAML: {shortened(' '.join(str(error).split()))}") from None
+
+
+def written_yaml(data: Any) -> str:
+    """The text of a file, with each of the innermost lists and mappings in one line."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=1000))
 
 
 def _check(events: Iterator[Any]) -> None:

@@ -17,9 +17,8 @@ from importlib import resources
 from itertools import combinations
 from typing import Any
 
-import yaml
-
 from ..errors import TopologyError, meant
+from .document import parse_yaml
 from .vertices import Device, Link, Sum
 
 Vertices = tuple[tuple[Device, ...], tuple[Link, ...], tuple[Sum, ...]]
@@ -85,7 +84,7 @@ def _match(word: str, text: str) -> re.Match[str]:
 
 @cache
 def _preset(name: str) -> dict[str, Any]:
-    preset: dict[str, Any] = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    preset: dict[str, Any] = parse_yaml((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     return preset
 
 

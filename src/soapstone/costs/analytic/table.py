@@ -7,11 +7,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from ...errors import SoapstoneError
 from ...graph import ITEM_SIZES
 from ...rules import RULES, facts_of
+from ...topology.document import parse_yaml
 from .seconds import Figures
 
 PRODUCTS = ("dense", "batched", "conv", "attention")
@@ -123,9 +122,7 @@ def figures_of(row: str, precision: str) -> Figures:
 @cache
 def table() -> dict[str, Any]:
     text = (resources.files("soapstone.costs") / "devices.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    for device in found["devices"].values():
-        device.update({key: float(value) for key, value in device.items() if isinstance(value, str)})
+    found: dict[str, Any] = parse_yaml(text)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import LostRankError, RankError
-from ...files import shortened
+from ...files import shortened, whole_number
 from ...parts import keep_freed_memory
 from ..sharing.gpu import sleep_while_waiting
 from .default import default_transport
@@ -29,9 +28,9 @@ TIMEOUT = 600.0  # seconds
 def _number(name: str, default: int | None) -> int:
     """What torchrun set. Raises RankError where it is missing or no number."""
     text = os.environ.get(name, "" if default is None else str(default))
-    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+    if (number := whole_number(text)) is None:
         raise RankError(f"{name} is {shortened(text)} in the environment, not a number; start this with torchrun")
-    return int(text)
+    return number
 
 
 def _join(backend: str, device: torch.device | None, timeout: timedelta) -> None:
