@@ -6,11 +6,14 @@ import copy
 import gc
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import utils
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.nn.utils import clip_grad_value_ as clip_value  # names that were imported before anything is parallel
@@ -119,6 +122,54 @@ def test_an_optimizer_does_not_step_on_gradients_that_are_not_summed() -> None:
         optimizer.step()
 
     on_ranks(act)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("split", ["sample", "channel"])
+def test_samples_of_each_ranks_own_are_refused_where_ranks_read_the_same(split: str, whole: bool) -> None:
+    """As a DistributedSampler gives them. Under data parallelism its samples are right as slices."""
+    topology = ss.Topology.parse("cpu:1x2")
+    strategy = ss.baselines.data_parallel(captured("mlp"), topology)
+    strategy = strategy.replace({"first": ss.Configuration({split: 2}, (0, 1))})
+    batches = ALL["mlp"].batches(2)
+
+    def run(rank: int, transport: ThreadTransport) -> None:
+        work = ALL["mlp"].workload()
+        parallel = ss.parallelize(work, captured("mlp"), topology, strategy, transport=transport)
+        batch = [x if whole else x[own] for x, own in zip(batches[rank], parallel.slices, strict=True)]
+        if split == "sample" and not whole:
+            parallel.step(*batch)
+            return
+        with pytest.raises(ss.SoapstoneError, match=r"ranks 0 and 1 pass different batches.*DistributedSampler"):
+            parallel.step(*batch)
+
+    ss.run_threads(2, run, timeout=60)
+
+
+def test_a_model_that_is_split_already_is_refused(tmp_path: Path) -> None:
+    x = torch.ones(2, 4)
+    wrap: Any
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        for wrap, message in (
+            (nn.parallel.DistributedDataParallel, "split by DistributedDataParallel already; pass the plain one"),
+            (lambda model: nn.Sequential(nn.parallel.DistributedDataParallel(model)), "split by DistributedData"),
+            (nn.DataParallel, "split by DataParallel already"),
+            (fully_shard, "split by FSDPModule already; pass the plain one, before fully_shard"),
+        ):
+            with pytest.raises(ss.SoapstoneError, match=message):
+                ss.capture(wrap(nn.Linear(4, 4)), (x,), loss=torch.sum)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch.compile's own
+def test_a_compiled_model_is_captured_as_the_plain_one() -> None:
+    """Its segments are compiled by `parallelize(..., compile=True)`."""
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    both: tuple[Any, Any] = model, torch.compile(model)
+    plain, compiled = (ss.capture(each, (x,), loss=torch.sum) for each in both)
+    assert [op.kind for op in compiled.ops] == [op.kind for op in plain.ops]
 
 
 # torch.nn.utils
@@ -245,7 +296,7 @@ def test_averages_of_a_plain_model_that_nobody_loaded_are_refused() -> None:
 def test_averages_of_weights_are_those_of_one_device(baseline: str) -> None:
     batches = ALL["mlp"].batches(3)
     work = ALL["mlp"].workload()
-    average = swa_utils.AveragedModel(work.model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5), use_buffers=False)
+    average = swa_utils.AveragedModel(work.model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5))  # type: ignore[no-untyped-call]
     optimizer = optimizer_of(work.model.parameters())
     for batch in batches:
         optimizer.zero_grad()
@@ -256,7 +307,7 @@ def test_averages_of_weights_are_those_of_one_device(baseline: str) -> None:
         wanted = average(batches[0][0])
 
     def act(parallel: Parallel, _: ss.Workload) -> torch.Tensor:
-        own = list(parallel.parameters())
+        own: list[torch.Tensor] = list(parallel.parameters())
         averages = [parameter.detach().clone() for parameter in own]
         optimizer = optimizer_of(own)
         for number, batch in enumerate(batches):

@@ -10,6 +10,9 @@ import torch
 from ..errors import RankError
 from ..graph import OperatorGraph
 from ..parts import Range, ranges
+from .agreement import checksum
+
+COMPARED = 64  # samples of the first batch
 
 
 class BatchCheck:
@@ -53,6 +56,24 @@ class BatchCheck:
             for given, sides, local in zip(batch, self.slices, self.local)
         ]
         return [[self._of(microbatch, *given) for given in enumerate(own)] for microbatch in range(self.microbatches)]
+
+    def sums(self, batch: Sequence[torch.Tensor]) -> dict[str, str]:
+        """Checksums of some of the samples that this rank reads, by tensor and place in the whole batch."""
+        found: dict[str, str] = {}
+        for number, (given, sides, local) in enumerate(zip(batch, self.slices, self.local)):
+            own = given if tuple(given.shape) == local else given[sides]
+            axis = self.batch_dims[number] if number < len(self.batch_dims) else None
+            if not own.numel():
+                continue
+            if axis is None:
+                found[f"{number} {sides}"] = checksum({0: own})
+                continue
+            rest = (*sides[:axis], *sides[axis + 1 :])
+            every = -(-self.expected[number].shape[axis] // COMPARED)
+            for place in range(sides[axis].start, sides[axis].stop):
+                if place % every == 0:
+                    found[f"{number} {place} {rest}"] = checksum({0: own.select(axis, place - sides[axis].start)})
+        return found
 
     def _of(self, microbatch: int, number: int, given: torch.Tensor) -> torch.Tensor:
         axis = self.batch_dims[number] if number < len(self.batch_dims) else None

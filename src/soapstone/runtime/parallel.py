@@ -109,14 +109,21 @@ class Parallel(Habits):
             )
 
     def _compare_first(self, batch: tuple[torch.Tensor, ...]) -> None:
-        """The first batch must be the same on all ranks that pass it whole."""
+        """All ranks must pass the same samples in the first batch."""
         self._first = False
         whole = all(tuple(t.shape) == self._graph.tensors[i].shape for t, i in zip(batch, self._graph.inputs))
-        sums = self._transport.exchange(checksum(dict(enumerate(batch))) if whole else None)
-        found = {total: rank for rank, total in reversed(list(enumerate(sums))) if total is not None}
-        if len(found) > 1:
-            one, other, *_ = sorted(found.values())
-            raise RankError(f"ranks {one} and {other} pass different batches; every rank must pass the whole batch")
+        everyone = self._transport.exchange(
+            (checksum(dict(enumerate(batch))) if whole else None, self._check.sums(batch))
+        )
+        found: dict[str, tuple[str, int]] = {}
+        for rank, (total, sums) in enumerate(everyone):
+            for part, own in (sums if total is None else {"all": total, **sums}).items():
+                first, other = found.setdefault(part, (own, rank))
+                if first != own:
+                    raise RankError(
+                        f"ranks {other} and {rank} pass different batches; every rank must pass the whole batch, or "
+                        "its slices of it (a DistributedSampler gives each rank samples of its own)"
+                    )
 
     def evaluate(self, *inputs: Any) -> torch.Tensor:
         """The model's output in eval mode, whole and on every rank; every rank passes the same whole inputs, of any

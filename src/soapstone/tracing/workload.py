@@ -32,6 +32,7 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise CaptureError(f"the model must be an nn.Module, not {type(self.model).__name__}")
+        _refuse_wrapped(self.model)
         for name in ("inputs", "targets"):
             given = getattr(self, name)
             each = tuple(given) if type(given) in (tuple, list) else (given,)
@@ -92,6 +93,25 @@ class Workload:
         with_batch = self.filled(*batch)
         output = self.model(*with_batch.inputs, **with_batch.kwargs)
         return _own_loss(output) if self.loss is None else self.loss(output, *with_batch.targets)
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "pass the plain one, which is its .module",
+    "DataParallel": "pass the plain one, which is its .module",
+    "FullyShardedDataParallel": "pass the plain one, before it is wrapped",
+    "FSDPModule": "pass the plain one, before fully_shard",
+}
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Raise CaptureError if somebody else splits the model already."""
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+                raise CaptureError(f"the model is split by {kind.__name__} already; {_WRAPPERS[kind.__name__]}")
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor":
+            raise CaptureError(f"the parameter {name!r} is split by DTensor already; pass the plain model")
 
 
 def flattened(batch: Iterable[Any]) -> tuple[Any, ...]:
