@@ -106,8 +106,8 @@ def removed(folder: Path, other: Path, rng: random.Random) -> str:
 def no_file(folder: Path, other: Path, rng: random.Random) -> str:
     path = rng.choice([*_files(folder), folder / INDEX])
     path.unlink()
-    what, make = rng.choice([("folder", Path.mkdir), ("pipe", os.mkfifo), ("device", _device)])
-    make(path)
+    what = rng.choice([*_INSTEAD])
+    _INSTEAD[what](path)
     return f"a {what} as {path.name}"
 
 
@@ -119,6 +119,7 @@ def _device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+_INSTEAD: dict[str, Callable[[Path], object]] = {"folder": Path.mkdir, "pipe": os.mkfifo, "device": _device}
 BITS: dict[str, Damage] = {
     "a bit of the index": bit_of_index,
     "a bit of a file's header": bit_of_header,

@@ -198,7 +198,8 @@ class ToDouble(nn.Module):
         self.inner = plain()().double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x.double()).float()
+        found: torch.Tensor = self.inner(x.double()).float()
+        return found
 
 
 class InSingle(nn.Module):
@@ -207,7 +208,8 @@ class InSingle(nn.Module):
         self.inner = plain()()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x.double().float())
+        found: torch.Tensor = self.inner(x.double().float())
+        return found
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD])

@@ -60,7 +60,7 @@ def write(path: Path, tensors: Sequence[torch.Tensor], about: Mapping[str, str])
     with path.open("wb") as file:
         file.write(header)
         for number in _order(plain):
-            values = memoryview(plain[number].reshape(-1).view(torch.uint8).numpy())
+            values = plain[number].reshape(-1).view(torch.uint8).numpy().data
             for start in range(0, len(values), _PIECE):
                 piece = values[start : start + _PIECE]
                 digest.update(piece)
