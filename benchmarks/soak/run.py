@@ -34,10 +34,9 @@ SIGNALS = {
     "delay": signal.SIGSTOP,
 }
 LIMITS = {"full disk": resource.RLIMIT_FSIZE, "no memory": resource.RLIMIT_AS}
-EVERYTHING, LAUNCHER, SCHEDULER, SECOND = "all gone", "torchrun killed", "torchrun told to end", "second run"
+EVERYTHING, LAUNCHER, SCHEDULER = "all gone", "torchrun killed", "torchrun told to end"
 STARTED_AGAIN = (EVERYTHING, LAUNCHER, SCHEDULER)  # since torchrun itself ends
-HARMLESS = ("delay", SECOND)
-KINDS = (*SIGNALS, *LIMITS, *STARTED_AGAIN, SECOND)
+KINDS = (*SIGNALS, *LIMITS, *STARTED_AGAIN)
 _FAILED, _RESUMED = "failed (exitcode", re.compile(r"has (\d+) steps, to go on from")
 _SAYINGS = ("soapstone: ", "Stopped by ")  # how lines begin that say why a rank ended
 _NAMED = {LAUNCHER: "torchrun is gone", SCHEDULER: r"Stopped by SIGTERM after \d+ steps; saved "}
@@ -65,7 +64,7 @@ class Run:
                 time.sleep(1.5 * self._random.random())
                 if kind == "kill while saving":
                     self._training.until(lambda: any(self.folder.glob(f"{HALF}step-*")), 20)
-                fault = Fault(kind, self._random.randrange(outcome.ranks), self._step(), is_harmless=kind in HARMLESS)
+                fault = Fault(kind, self._random.randrange(outcome.ranks), self._step(), is_harmless=kind == "delay")
                 if self._happens(fault):
                     outcome.faults = (*outcome.faults, fault)
             with suppress(subprocess.TimeoutExpired):
@@ -96,8 +95,6 @@ class Run:
         if fault.kind in STARTED_AGAIN:
             ended, before = self._end_all(fault.kind)[before:], 0
             self._training = self._start()
-        elif fault.kind == SECOND:
-            fault.named = self._is_refused()
         elif not self._inflict(fault):
             return False
         if fault.kind == "delay":
@@ -128,14 +125,6 @@ class Run:
         training.kill()
         return said
 
-    def _is_refused(self) -> bool:
-        """Whether a second run on the same folder is, in a sentence that names the first."""
-        process = self._training.processes().get(0)
-        with training_of(self._outcome.model, 1, self.folder, "--resume") as other:
-            return other.end(PATIENCE) != 0 and any(
-                "is in use by run" in line and f"(process {process} " in line for line in other.sentences
-            )
-
     def _inflict(self, fault: Fault) -> bool:
         """Whether there was such a rank."""
         if fault.kind in SIGNALS:
@@ -158,7 +147,7 @@ class Run:
         """What came of a fault, by what was said before torchrun ended, if it did, and since."""
         resumed = _RESUMED.search(news)
         fault.resumed = int(resumed[1]) if resumed else fault.at
-        if fault.kind in (EVERYTHING, *HARMLESS):
+        if fault.kind == EVERYTHING:
             return
         lines = (before + news).splitlines()
         said = "\n".join(line for line in lines if line.startswith(_SAYINGS))

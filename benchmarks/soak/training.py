@@ -47,9 +47,11 @@ class Training:
 
     def kill(self) -> None:
         """End torchrun and its ranks, which are in sessions of their own, all at once."""
-        for process in (self.process.pid, *self.processes().values()):
+        ranks = self.processes().values()
+        self.process.kill()
+        for rank in ranks:
             with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+                os.kill(rank, signal.SIGKILL)
         self.process.wait()
 
     def processes(self) -> dict[int, int]:
