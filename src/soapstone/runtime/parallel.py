@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import RankError
 from ..simulator import Simulation
-from ..tracing import Workload, flattened
+from ..tracing import FrozenValues, Workload, flattened, recalled
 from .agreement import Verdict, agree, checksum
 from .batch import BatchCheck
 from .buffers import LaggingBuffers
@@ -44,6 +44,7 @@ class Parallel(Habits):
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.plan.simulation.graph
         self._check = BatchCheck(self._graph, executor.read, executor.microbatches)
+        self._frozen = FrozenValues(work, recalled(self._graph))
         self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
         self._buffers = LaggingBuffers(executor.placement, executor.device, store)
         self._guarded = Guarded(work.model, store)
@@ -65,6 +66,7 @@ class Parallel(Habits):
         given: list[Values] = []
 
         def check() -> torch.Tensor | None:
+            self._frozen.check()
             self._check(batch)
             given.extend(self._executor.given(self._check.cut(batch, self._executor.place)))
             return self._executor.weigh(given)
@@ -128,6 +130,7 @@ class Parallel(Habits):
     def evaluate(self, *inputs: Any) -> torch.Tensor:
         """The model's output in eval mode, whole and on every rank; every rank passes the same whole inputs, of any
         batch size: each new shape is captured once. A model that has its own loss gives that."""
+        self._frozen.check(mode=False)
         inputs = flattened(inputs)
         shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in inputs)
         if shapes not in self._evaluations:

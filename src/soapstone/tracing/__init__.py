@@ -12,11 +12,13 @@ from torch import nn
 from ..errors import CaptureError
 from ..graph import OperatorGraph, Settings
 from .build import build
+from .captured import recalled, remember
+from .frozen import FrozenValues
 from .precision import Autocast, device_type
 from .read import trace
 from .workload import Workload, flattened
 
-__all__ = ["Workload", "capture", "capture_output", "flattened"]
+__all__ = ["FrozenValues", "Workload", "capture", "capture_output", "flattened", "recalled", "remember"]
 
 
 def capture(
@@ -47,22 +49,28 @@ def capture(
         raise CaptureError(f"chunk={chunk!r} is not a number of time steps; use 1 or more")
     dims = _batch_dims(batch_dim, work.batch)
     autocast = Autocast.parse(amp) or Autocast.active(device_type(work))
-    found = trace(work.off_meta(), chunk, batch_norm, autocast)
-    return build(found, Settings(dims, batch_norm, chunk, work.model.training, str(autocast or "")))
+    with torch.enable_grad():
+        found = trace(work.off_meta(), chunk, batch_norm, autocast)
+    graph = build(found, Settings(dims, batch_norm, chunk, work.model.training, str(autocast or "")))
+    trained = {name: parameter.requires_grad for name, parameter in work.model.named_parameters()}
+    remember(graph, replace(found.captured, trained=trained))
+    return graph
 
 
 def capture_output(work: Workload, like: OperatorGraph) -> OperatorGraph:
     """The graph of a model's output in eval mode, with the settings that its training was captured with. The output
     stands where a loss would. Raises CaptureError where it is not one tensor."""
-    training, settings = work.model.training, like.settings
+    training, settings = [(module, module.training) for module in work.model.modules()], like.settings
     inputs = Workload(work.model, work.inputs, loss=_as_it_is if work.loss else None, kwargs=work.kwargs)
     work.model.eval()
     try:
-        found = trace(
-            inputs.off_meta(), settings.chunk, settings.batch_norm, Autocast.parse(settings.amp), any_output=True
-        )
+        with torch.no_grad():  # as eval mode goes with
+            found = trace(
+                inputs.off_meta(), settings.chunk, settings.batch_norm, Autocast.parse(settings.amp), any_output=True
+            )
     finally:
-        work.model.train(training)
+        for module, trains in training:  # some may be in eval mode for good
+            module.training = trains
     return build(found, replace(settings, batch_dims=settings.batch_dims[: len(inputs.batch)], training=False))
 
 

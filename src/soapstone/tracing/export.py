@@ -12,9 +12,10 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -25,7 +26,10 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..rules import RULES
+from .captured import Captured
 from .checkpoints import marked_checkpoints
+from .locating import OUTSIDE, changing, line_that_changes, settling
+from .observe import Observer, own_roots
 from .precision import (
     DEVICE_TYPES,
     REGION,
@@ -36,8 +40,10 @@ from .precision import (
     region_elsewhere,
     twin_on,
 )
+from .pystate import Change, Snapshot
+from .repeats import marked_call, repeats
 from .rewrite import REWRITES, SCATTERS
-from .unseen import DEPENDS, Picks, decided_chances, refused_draws, refused_functions
+from .unseen import DEPENDS, Picks, decided_chances, kept_random_state, refused_draws, refused_functions
 from .users_code import line_of
 from .without_cuda import cuda_rules_allowed
 from .workload import Workload
@@ -48,35 +54,57 @@ _READ_BY_NAME = {*RULES, *REWRITES, *COPIES, "batch_norm"}
 GRAD_REGION, AUTOCAST_REGION = "wrap_with_set_grad_enabled", REGION
 
 
+@dataclass
+class _Found:
+    """What a call of the model showed of its Python code and state."""
+
+    changes: list[Change] = field(default_factory=list)
+    observer: Observer | None = None
+
+
 class _Training(nn.Module):
-    def __init__(self, work: Workload, autocast: Autocast | None, picks: Picks) -> None:
+    """A model with its loss. Python state that the forward changes is put back after each call. Given a second batch,
+    the model is called twice, and what the second call changes is refused; given a change, what makes it."""
+
+    def __init__(self, work: Workload, autocast: Autocast | None, picks: Picks, refused: Change | None = None) -> None:
         super().__init__()
         self.picks = (picks,)
         self.model = work.model
         self.work = (work,)  # in a tuple, so that the model is registered once
         self.autocast = autocast
+        self.found = (_Found(),)
+        self.refused = (refused,)
 
-    def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        before = _attributes(self.model)
-        with ExitStack() as stack, _Watch(), self.picks[0]:
-            if self.autocast is not None:  # torch.export sees a region inside, but not one around it
-                stack.enter_context(torch.autocast(self.autocast.device, self.autocast.dtype))
-            loss = self.work[0].compute_loss(*batch)
-        for (module, name), tensor in _attributes(self.model).items():
-            if before.get((module, name)) is not tensor:
-                where = f"{module}.{name}".lstrip(".")
-                raise CaptureError(f"the model sets {where!r} anew in its forward; keep such state outside")
+    def forward(self, batch: tuple[torch.Tensor, ...], again: tuple[torch.Tensor, ...] | None = None) -> Any:
+        found, observer = self.found[0], Observer(self.work[0])
+        found.observer, before = observer, observer.before
+        try:
+            if (change := self.refused[0]) is not None:
+                raise CaptureError(settling(change, line_that_changes(change, lambda: self._loss(batch))))
+            with marked_call(0):
+                loss = self._loss(batch, observer)
+            if again is None:
+                return loss
+            return loss, self._second(again, observer)
+        finally:
+            found.changes = before.changes(Snapshot(observer.roots))
+            before.restore()
+
+    def _second(self, batch: tuple[torch.Tensor, ...], observer: Observer) -> torch.Tensor:
+        between = observer.before = Snapshot(observer.roots)
+        with marked_call(1):
+            loss = self._loss(batch, observer)
+        for change in between.changes(Snapshot(observer.roots)):
+            between.restore()
+            raise CaptureError(changing(change, line_that_changes(change, lambda: self._loss(batch))))
+        between.restore()
         return loss
 
-
-def _attributes(model: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
-    """Every tensor that a module holds, as a buffer or plainly."""
-    found = {}
-    for path, module in model.named_modules():
-        for name, value in (*module.__dict__.items(), *module._buffers.items()):
-            if isinstance(value, torch.Tensor):
-                found[path, name] = value
-    return found
+    def _loss(self, batch: tuple[torch.Tensor, ...], observer: Observer | None = None) -> torch.Tensor:
+        with ExitStack() as stack, _Watch(), self.picks[0], observer or nullcontext():
+            if self.autocast is not None:  # torch.export sees a region inside, but not one around it
+                stack.enter_context(torch.autocast(self.autocast.device, self.autocast.dtype))
+            return self.work[0].compute_loss(*batch)
 
 
 class _Watch(TorchFunctionMode):
@@ -144,9 +172,17 @@ def _distinct(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(x.clone() if any(x is other for other in batch[:i]) else x for i, x in enumerate(batch))
 
 
-def export(work: Workload, autocast: Autocast | None, some: bool = True) -> tuple[torch.export.ExportedProgram, bool]:
-    """Export a workload, and whether it picks rows by a mask: as if all masks pick `some`, or as if they pick none.
-    Raises CaptureError where torch.export rejects it."""
+class Export(NamedTuple):
+    """A workload's program, whether it picks rows by a mask, and what Python values it has read."""
+
+    program: torch.export.ExportedProgram
+    picks: bool
+    read: Captured
+
+
+def export(work: Workload, autocast: Autocast | None, some: bool = True) -> Export:
+    """Export a workload, as if all masks that pick rows pick `some`, or as if they pick none. Raises CaptureError where
+    torch.export rejects it, or where a second call would not compute what the first does."""
     own, picks = device_type(work), Picks(some)
     try:
         with _EXPORTING, warnings.catch_warnings(), ExitStack() as stack:
@@ -158,19 +194,20 @@ def export(work: Workload, autocast: Autocast | None, some: bool = True) -> tupl
             stack.enter_context(marked_checkpoints())
             stack.enter_context(refused_functions())
             stack.enter_context(decided_chances())
+            stack.enter_context(kept_random_state())
             stack.enter_context(refused_draws())
             away = autocast is not None and autocast.device != own
-            program = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast, picks)
+            program, read = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast, picks)
             elsewhere = None if away else region_elsewhere(program.graph_module, own)
             if elsewhere is not None:
-                program = _exported(twin_on(work, elsewhere), autocast, picks)
+                program, read = _exported(twin_on(work, elsewhere), autocast, picks)
             _drop_idle_dropout(program.graph)
             _refuse_hidden_writes(program.graph_module)
             if picks.asked or not is_readable(program.graph_module):
                 _detach_frozen_regions(program.graph_module)
                 inline_regions(program.graph_module)
                 program = program.run_decompositions({})
-            return program, picks.asked
+            return Export(program, picks.asked, read)
     except CaptureError:
         raise
     except Exception as error:  # whatever a user's model or torch.export raises
@@ -186,11 +223,49 @@ def _sentence(error: Exception, model: str) -> str:
     return f"torch.export rejects {model}: {reason}{where}; check that loss and targets fit its output"
 
 
-def _exported(work: Workload, autocast: Autocast | None, picks: Picks) -> torch.export.ExportedProgram:
-    found: torch.export.ExportedProgram = torch.export.export(
-        _Training(work, autocast, picks), (_distinct(work.batch),), strict=False
-    )
-    return found
+def _exported(work: Workload, autocast: Autocast | None, picks: Picks) -> tuple[torch.export.ExportedProgram, Captured]:
+    training = _Training(work, autocast, picks)
+    found = training.found[0]
+    try:
+        program = _export(training)
+    except CaptureError:
+        raise
+    except Exception:  # state that changes is the better reason
+        _check_repeats(training)
+        raise
+    _check_repeats(training)
+    assert found.observer is not None
+    return program, Captured.by(found.observer)
+
+
+def _export(training: _Training, again: bool = False) -> torch.export.ExportedProgram:
+    work = training.work[0]
+    batch = _distinct(work.batch)
+    batches = (batch, tuple(torch.empty_like(x) for x in batch)) if again else (batch,)
+    state = Snapshot(own_roots(work), copies=True)
+    try:
+        found: torch.export.ExportedProgram = torch.export.export(training, batches, strict=False)
+        return found
+    finally:
+        state.restore()  # torch.export leaves copies in place of dicts and lists
+
+
+def _check_repeats(training: _Training) -> None:
+    """Raise CaptureError where the first call changed Python state, or read a clock, and the second call changes it
+    again or computes something else."""
+    found, work = training.found[0], training.work[0]
+    clock = found.observer.clock if found.observer is not None else None
+    if not found.changes and clock is None:
+        return
+    some = training.picks[0].some
+    program = _export(_Training(work, training.autocast, Picks(some)), again=True)
+    if repeats(program, len(work.batch)):
+        return
+    if not found.changes:
+        raise CaptureError(
+            f"the model computes with the time ({clock}), which would always be that of the capture; {OUTSIDE}"
+        )
+    _export(_Training(work, training.autocast, Picks(some), found.changes[0]))
 
 
 def is_readable(module: fx.GraphModule) -> bool:

@@ -65,7 +65,7 @@ _CHOSEN = (
 def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None, *, any_output: bool = False) -> Trace:
     """The calls of a workload. Raises CaptureError where it cannot be exported, or the loss is no scalar; `any_output`
     takes another tensor in its place."""
-    program, picks = export(work, autocast)
+    program, picks, values = export(work, autocast)
 
     def read(program: torch.export.ExportedProgram, nothing: bool = False) -> Trace:
         recorder = Recorder(chunk, autocast is not None)
@@ -76,8 +76,9 @@ def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None
         found = read(program)
     except GuardOnDataDependentSymNode:
         raise CaptureError(_CHOSEN.format("")) from None
-    if picks and not _nothing_is_nothing(read, program, lambda: export(work, autocast, some=False)[0]):
+    if picks and not _nothing_is_nothing(read, program, lambda: export(work, autocast, some=False).program):
         raise CaptureError(_IF_NONE.format(type(work.model).__name__))
+    found.captured = values
     return found
 
 

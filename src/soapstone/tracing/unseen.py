@@ -3,11 +3,12 @@ and branches that it takes for ones on data although they never happen, or chang
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
+from .observe import is_users
 from .users_code import line_here
 
 Function = torch.autograd.Function
@@ -55,6 +57,38 @@ def decided_chances() -> Iterator[None]:
 
 
 @contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Random states of torch's, Python's and numpy's are afterwards what they were. Seeding torch inside raises
+    CaptureError: the graph would not do it."""
+    numpy = sys.modules.get("numpy")
+    ours, python, theirs = torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
+    known = torch.manual_seed, torch.seed
+
+    def refused(function: Any) -> Any:
+        def seed(*args: Any) -> Any:
+            if not is_users(sys._getframe(1)):
+                return function(*args)
+            raise CaptureError(
+                f"the model seeds torch's random numbers in its forward ({line_here()}), which its graph would not do; "
+                "seed them outside of the model"
+            )
+
+        return functools.wraps(function)(seed)
+
+    try:
+        with ExitStack() as stack:
+            for holder in (torch, torch.random):
+                for function in known:
+                    stack.enter_context(patch.object(holder, function.__name__, refused(function)))
+            yield
+    finally:
+        torch.set_rng_state(ours)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(theirs)
+
+
+@contextmanager
 def refused_draws() -> Iterator[None]:
     """Random numbers of Python's or numpy's raise CaptureError: the graph would have those of the capture for ever."""
     before = random.getstate(), _numpy_state()
@@ -81,7 +115,7 @@ class Picks(TorchFunctionMode):
 
     def __init__(self, some: bool) -> None:
         super().__init__()
-        self._some, self.asked = some, False
+        self.some, self.asked = some, False
         self._masks: dict[int, torch.Tensor] = {}  # of what was compared with a number, and whether any is set
         self._hit: dict[int, tuple[torch.Tensor, int]] = {}  # indices of what is set, and of how many
 
@@ -89,7 +123,7 @@ class Picks(TorchFunctionMode):
         name, first = getattr(func, "__name__", ""), args[0] if args else None
         if name == "__bool__" and id(first) in self._masks:
             self.asked = True
-            return self._some
+            return self.some
         if name == "__len__" and isinstance(first, torch.Tensor) and isinstance(first.shape[0], torch.SymInt):
             raise CaptureError(f"len() has to be a number, which is not known here ({line_here()}); use .numel()")
         if name == "unbind" and id(first) in self._hit and args[1:] in ((), (0,)) and not kwargs:
@@ -99,7 +133,7 @@ class Picks(TorchFunctionMode):
         for size in (n for tensor in tree_leaves(made) if isinstance(tensor, FakeTensor) for n in tensor.shape):
             if isinstance(size, torch.SymInt):
                 self.asked = True
-                torch._check(size > 0 if self._some else size == 0)
+                torch._check(size > 0 if self.some else size == 0)
         return made
 
     def _note(self, name: str, first: Any, made: Any) -> None:
@@ -113,7 +147,7 @@ class Picks(TorchFunctionMode):
 
     def _each(self, table: torch.Tensor, count: int) -> list[torch.Tensor]:
         self.asked = True
-        return [torch.tensor(e).expand(table.shape[1:]) for e in range(count if self._some else 0)]
+        return [torch.tensor(e).expand(table.shape[1:]) for e in range(count if self.some else 0)]
 
 
 DEPENDS = (

@@ -1,0 +1,141 @@
+"""Which Python code runs in a forward, seen through sys.setprofile, which is off while torch itself works.
+
+When a function starts for the first time, the globals and classes that it mentions join what is compared before and
+after, as they are then: nobody can have changed them yet who has not started.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .pystate import Place, Roots, Snapshot, is_foreign
+from .users_code import Line
+from .workload import Workload
+
+_OURS = __name__.rpartition(".")[0]
+_CLOCKS = frozenset(
+    getattr(time, name + unit)
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+    for unit in ("", "_ns")
+) | {datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today, datetime.date.today}
+_GETENV = type(os.environ).__getitem__.__code__
+
+
+def own_roots(work: Workload) -> Roots:
+    """The model, its classes, the loss, and what is given to them."""
+    roots = Roots()
+    roots.add("", work, "model")
+    for cls in {type(module): None for module in work.model.modules()}:
+        add_class(roots, cls)
+    roots.add("the loss", work, "loss")
+    for name in ("inputs", "kwargs", "targets"):
+        roots.add(name, work, name)
+    return roots
+
+
+def add_class(roots: Roots, cls: type) -> list[Place | None]:
+    """The attributes of a class and of those that it inherits from; the new ones."""
+    bases = (base for base in cls.__mro__ if base is not nn.Module and not is_foreign(base.__module__))
+    return [roots.add(base.__qualname__, base, ...) for base in bases]
+
+
+class Observer(TorchFunctionMode):
+    """Around one call or several. Knows the `names` that the code mentions which ran, and the first line that read a
+    clock; and the places of state in `roots`, with what was there `before`."""
+
+    def __init__(self, work: Workload) -> None:
+        super().__init__()
+        self.roots, self.names, self.free = own_roots(work), set[str](), set[str]()
+        self.codes: dict[CodeType, dict[str, Any]] = {}  # the user's, and their globals
+        self.clock: Line | None = None
+        self._started: set[CodeType] = set()
+        self._previous: Any = None
+        self.before = Snapshot(self.roots)
+
+    def __enter__(self) -> Observer:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._previous = sys.getprofile()
+        if self._previous is None:  # a profiler keeps its place, and then globals are not seen
+            sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._previous is None:
+            sys.setprofile(None)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._previous is not None:
+            return func(*args, **(kwargs or {}))
+        sys.setprofile(None)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            sys.setprofile(self._event)
+
+    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            if frame.f_code not in self._started:
+                self._started.add(frame.f_code)
+                self._start(frame)
+        elif event == "c_call" and self.clock is None and arg in _CLOCKS and is_users(frame):
+            summary = traceback.extract_stack(frame, limit=1)
+            self.clock = Line(summary[0])
+
+    def _start(self, frame: FrameType) -> None:
+        code, space = frame.f_code, frame.f_globals
+        if not is_users(frame):
+            if str(space.get("__name__")).startswith("torch.nn."):
+                self.names.update(code.co_names)
+            return
+        self.codes[code] = space
+        names = {name for inner in codes_in(code) for name in inner.co_names}
+        texts = {const for inner in codes_in(code) for const in inner.co_consts if isinstance(const, str)}
+        self.names |= names | {text for text in texts if len(text) < 64}
+        self.free.update(code.co_freevars)
+        for name in names | (texts & space.keys()):
+            self._global(space, name, names)
+        if code.co_argcount and code.co_varnames[0] in ("self", "cls"):
+            owner = frame.f_locals.get(code.co_varnames[0])
+            self._class(owner if isinstance(owner, type) else type(owner))
+
+    def _global(self, space: dict[str, Any], name: str, names: set[str]) -> None:
+        self._look(self.roots.add(f"the global {name!r} of {space.get('__name__')}", space, name))
+        value = space.get(name)
+        if isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, ModuleType) and not is_foreign(value.__name__):
+            for inner in names & vars(value).keys():
+                self._look(self.roots.add(f"the global {inner!r} of {value.__name__}", vars(value), inner))
+
+    def _class(self, cls: type) -> None:
+        self._look(*add_class(self.roots, cls))
+
+    def _look(self, *places: Place | None) -> None:
+        for place in places:
+            if place is not None:
+                self.before.look(*place)
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame runs code that is neither torch's nor the standard library's nor capture's own."""
+    name = frame.f_globals.get("__name__")
+    return not is_foreign(name) and not str(name).startswith(_OURS)
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions inside."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from codes_in(const)
