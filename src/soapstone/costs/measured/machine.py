@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,15 +76,7 @@ def this_machine(device: str, threads: int, beside: int = 0) -> Machine:
         raise SoapstoneError("torch finds no CUDA device here; measure on 'cpu', or use analytic costs")
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
     units = f"{found.multi_processor_count} multiprocessors"  # MPS lends some of them
-    return Machine("cuda", f"{found.name} with {units}{_precision()}", 1, beside or _others_on_gpu())
-
-
-def _others_on_gpu() -> int:
-    """How many processes share the GPU, if MPS lends all of them as much as this one."""
-    try:
-        return max(round(100 / float(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])) - 1, 0)
-    except (KeyError, ValueError, ZeroDivisionError, OverflowError):
-        return 0
+    return Machine("cuda", f"{found.name} with {units}{_precision()}", 1)
 
 
 def _precision() -> str:

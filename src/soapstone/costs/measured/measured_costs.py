@@ -21,8 +21,7 @@ WAVE_BYTES = 2**30
 
 class MeasuredCosts(PreparedCosts):
     """Times of this machine's CPU or first GPU, kept in the cache folder; `again` measures what is there anew. On a
-    CPU, `beside` other processes are at work meanwhile, as other ranks will be; on a GPU, as many as share it by
-    NVIDIA's MPS. Raises SoapstoneError where the device
+    CPU, `beside` other processes are at work meanwhile, as other ranks will be. Raises SoapstoneError where the device
     is absent, for devices of another kind, and for ops that cannot run alone."""
 
     by_signature = True
@@ -67,7 +66,7 @@ class MeasuredCosts(PreparedCosts):
         self.machine.check_kind(device_kind)
         missing = {key: q for q in questions if not self._remembers(key := _key(graph, q), _is_times)}
         done = 0
-        with neighbours(self.machine.beside if missing else 0, self.machine.type):
+        with neighbours(self.machine.beside if missing else 0):
             for wave in _waves(graph, missing):
 
                 def report(share: float, done: int = done, now: int = len(wave)) -> None:
@@ -80,7 +79,7 @@ class MeasuredCosts(PreparedCosts):
         self.machine.check_kind(device_kind)
         key = f"update {optimizer}"
         if not self._remembers(key, _is_update):
-            with neighbours(self.machine.beside, self.machine.type), self.machine.in_use():
+            with neighbours(self.machine.beside), self.machine.in_use():
                 self._keep({key: measured_update(optimizer, self.pace, self.machine.clock())})
         launch, per_element = self._known[key]
         return int(launch), per_element

@@ -1,5 +1,5 @@
-"""Other processes at work while one measures: ranks of one machine share its memory and its clock, and ranks that share
-a GPU its memory. A part that runs alone is faster than it will be in training."""
+"""Other processes at work while one measures: ranks of one machine share its memory and its clock, and a part that runs
+alone is faster than it will be in training."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from contextlib import ExitStack, contextmanager
 
 # A small batch against large weights, as in training: it reads them, makes a gradient of their size, and adds it.
 _WORK = """
-import os, sys, torch
+import os, torch
 torch.set_num_threads(1)
-torch.set_default_device(sys.argv[1])
 parent = os.getppid()
 x, w, sum = torch.rand(32, 2048), torch.rand(2048, 2048), torch.zeros(2048, 2048)
 print("begun", flush=True)
 while os.getppid() == parent:
-    for _ in range(50):
-        sum.add_(x.T @ (x @ w))
-    sum[0, 0].item()  # a GPU's queue is not endless
+    sum.add_(x.T @ (x @ w))
 """
 
 
 @contextmanager
-def neighbours(count: int, device: str = "cpu") -> Iterator[list[subprocess.Popen[str]]]:
+def neighbours(count: int) -> Iterator[list[subprocess.Popen[str]]]:
     """So many processes at work, which end with this."""
     with ExitStack() as stack:
-        started = [stack.enter_context(_neighbour(device)) for _ in range(count)]
+        started = [stack.enter_context(_neighbour()) for _ in range(count)]
         for process in started:
             assert process.stdout is not None
             process.stdout.readline()
@@ -35,8 +32,8 @@ def neighbours(count: int, device: str = "cpu") -> Iterator[list[subprocess.Pope
 
 
 @contextmanager
-def _neighbour(device: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, "-c", _WORK, device], stdout=subprocess.PIPE, text=True) as process:
+def _neighbour() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", _WORK], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
