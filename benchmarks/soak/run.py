@@ -137,8 +137,9 @@ class Run:
         news, steps = self._training.output[before:], self._step() - fault.at
         if fault.kind == "no memory" and steps > 3 * EVERY:
             return True  # it had all that it needs
-        failed = fault.is_harmless or fault.kind in STARTED_AGAIN or _FAILED in news
-        return failed and (steps > 0 or _RESUMED.search(news) is not None)
+        if fault.kind in (*STARTED_AGAIN, "terminate"):  # a last checkpoint was written before
+            return _RESUMED.search(news) is not None
+        return (fault.is_harmless or _FAILED in news) and (steps > 0 or _RESUMED.search(news) is not None)
 
     def _has_ended(self) -> bool:
         return self._training.process.poll() == 0
