@@ -91,10 +91,12 @@ def check_strategies(folder: Path, shape: str, here: Path, *grids: str) -> None:
 
 TRAINS = """
 import sys
+import torch
 import soapstone as ss
 from soapstone.runtime.transports import joined
 
 def train(transport, place, begun):
+    torch.manual_seed(0)  # every rank draws the same batch
     work = ss.zoo.load("lenet", batch=8)
     graph, topology = ss.capture(work), ss.Topology.parse(sys.argv[3])
     strategy = ss.baselines.data_parallel(graph, topology)
