@@ -424,3 +424,13 @@ def test_values_that_forward_does_not_read_may_change() -> None:
     values.check()
     work.model.eval()
     values.check(mode=False)
+
+
+def test_an_evaluation_is_captured_without_gradients() -> None:
+    work, topology = ss.Workload(Stateful(asks_for_gradients), (X,), loss=torch.sum), ss.Topology.parse("cpu:1x1")
+    graph = ss.capture(work)
+    strategy = ss.baselines.data_parallel(graph, topology)
+    parallel = ss.parallelize(work, graph, topology, strategy, transport=alone())
+    with torch.no_grad():
+        wanted = work.model(X)
+    assert torch.allclose(parallel.evaluate(X), wanted)
