@@ -49,7 +49,6 @@ def test_a_process_is_known_by_its_start() -> None:
     assert gone.has_ended is True
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("how", "through", "wanted"),
     [("main", [], signal.SIGTERM), ("main", ["sh", "-c", '"$@"; true', "sh"], 0), ("thread", [], 0)],

@@ -154,7 +154,7 @@ except SystemExit as stopped:
 
 def second(model: str) -> tuple[str, str]:
     """A command in a process of its own: what it prints, and whether it loaded torch."""
-    done = subprocess.run([sys.executable, "-c", SECOND, model], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", SECOND, model], capture_output=True, text=True)
     return done.stdout, done.stderr.splitlines()[-1]
 
 
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(tmp_path: Path) -> None:
         next(line for line in process.stderr if "proposals" in line)
         for _ in range(3):
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait() == 0
         assert "Written to" in process.stderr.read()
     assert json.loads(path.read_text())["kind"] == "soapstone strategy"
 

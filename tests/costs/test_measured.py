@@ -295,7 +295,7 @@ for i in range(40):
 def test_two_processes_write_at_once(tmp_path: Path) -> None:
     path = tmp_path / "times.sqlite"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name]) for name in ("a", "b")]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [writer.wait() for writer in writers] == [0, 0]
     found = Store("machine", path).read()
     assert set(found) == {"both", *(f"{name} {i}" for name in ("a", "b") for i in range(40))}
 
@@ -357,7 +357,6 @@ def test_wrong_costs_get_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.timeout(240)
 def test_an_interrupted_profile_keeps_what_is_done(own_cache: Path) -> None:
     command = [sys.executable, "-m", "soapstone", "profile", "lenet", "--batch", "64", "-t", "cpu:1x64"]
     environment = {**os.environ, "SOAPSTONE_CACHE": str(own_cache)}
@@ -368,7 +367,7 @@ def test_an_interrupted_profile_keeps_what_is_done(own_cache: Path) -> None:
             sleep(0.01)
         process.send_signal(signal.SIGINT)
         complaint = process.stderr.read()
-        assert process.wait(60) == 130
+        assert process.wait() == 130
     assert complaint.splitlines()[-1].startswith("Stopped; ")
     assert "Traceback" not in complaint
     assert _rows(path) >= measured_costs.WAVE
@@ -419,5 +418,5 @@ for keep in (False, True):
     libc.malloc(ctypes.c_size_t(1 << 27))
     print(libc.mallinfo2().field3 - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "0"]

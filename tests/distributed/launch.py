@@ -12,12 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-TIMEOUT = 90  # seconds
+from tests.support.waiting import HANG
 
 
-def run_processes(
-    num_ranks: int, function: Callable[[int], Any], meeting: Path, *, timeout: float = TIMEOUT
-) -> list[Any]:
+def run_processes(num_ranks: int, function: Callable[[int], Any], meeting: Path, *, timeout: float = HANG) -> list[Any]:
     """Return each rank's result; an exception comes back as a value, with its traceback as a note."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]

@@ -15,9 +15,9 @@ import torch
 
 from soapstone.errors import RankError
 from soapstone.runtime.sharing import cpu_ranks, made_nodes, run_ranks, shared_gpu
+from tests.support.waiting import HANG
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 150
 
 
 @cache
@@ -43,9 +43,7 @@ def on_nodes(
     """Run a module or a script on each rank: `on_nodes(folder, "2x2", "soapstone", "calibrate")`."""
     launcher = [sys.executable, "-m", "soapstone", "ranks", shape, "--gbit", str(gbit), *options, "--", sys.executable]
     program = command if command[0].endswith(".py") else ("-m", *command)
-    return subprocess.run(
-        [*launcher, *program], env=environment(folder), capture_output=True, text=True, timeout=TIMEOUT
-    )
+    return subprocess.run([*launcher, *program], env=environment(folder), capture_output=True, text=True, timeout=HANG)
 
 
 def calibrated(folder: Path, shape: str, gbit: float) -> Path:
@@ -107,7 +105,7 @@ def train(transport, place, begun):
             open(begun, "w").close()
 
 try:
-    with joined("", timeout=6) as (transport, place):
+    with joined("", timeout=15) as (transport, place):
         train(transport, place, sys.argv[1])
 except ss.SoapstoneError as error:
     open(f"{sys.argv[2]}/{transport.rank}", "w").write(str(error))
@@ -139,7 +137,7 @@ def cut_link(folder: Path, per_node: int) -> list[str]:
         run_ranks(
             command,
             [{**environment(folder), **each, "PYTHONPATH": str(ROOT)} for each in environments],
-            TIMEOUT,
+            HANG,
             lambda rank: nodes.enter(rank // per_node),
         )
     return [path.read_text() if path.exists() else "" for path in (folder / str(rank) for rank in range(2 * per_node))]

@@ -21,11 +21,9 @@ from soapstone.runtime.transports import alone, ending
 from soapstone.runtime.transports.ending import ends_on_sigterm
 from soapstone.runtime.transports.stopping import stoppable
 from tests.support.models import CASES
+from tests.support.waiting import HANG
 
 from .launch import run_processes
-
-TIMEOUT = 30
-HUNG = 15  # seconds
 
 
 class Signs:
@@ -49,9 +47,9 @@ def told(number: int) -> None:
 
 def hang() -> None:
     """As a rank does that waits inside of torch for a message that never comes."""
-    threading.Thread(target=time.sleep, args=(TIMEOUT,)).start()
+    threading.Thread(target=time.sleep, args=(HANG,)).start()
     while True:
-        time.sleep(TIMEOUT)
+        time.sleep(HANG)
 
 
 def ended(act: Callable[[], Any], tmp_path: Path) -> tuple[int | None, str]:
@@ -61,7 +59,7 @@ def ended(act: Callable[[], Any], tmp_path: Path) -> tuple[int | None, str]:
     def run() -> None:
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
         sys.stderr = os.fdopen(2, "w")
-        faulthandler.dump_traceback_later(HUNG - 2)
+        faulthandler.dump_traceback_later(HANG - 2)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,7 +70,7 @@ def ended(act: Callable[[], Any], tmp_path: Path) -> tuple[int | None, str]:
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
-    process.join(HUNG)
+    process.join(HANG)
     process.kill()
     process.join()
     return process.exitcode, log.read_text()
@@ -129,7 +127,6 @@ def deaf() -> None:
 OOM, LOST = "rank 1 ran out of memory", "rank 0 was killed"
 
 
-@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize(
     ("act", "status", "wanted"),
     [
@@ -158,7 +155,6 @@ def test_a_rank_that_is_told_to_end_says_why(act: Callable[[], None], status: in
     assert found == status
 
 
-@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_loop_that_is_told_to_stop_does_so_after_a_step(number: int, tmp_path: Path) -> None:
     def act() -> int:
@@ -176,7 +172,6 @@ def test_a_loop_that_is_told_to_stop_does_so_after_a_step(number: int, tmp_path:
     assert ended(act, tmp_path) == (128 + number, f"{name}\n")
 
 
-@pytest.mark.timeout(TIMEOUT)
 def test_a_signal_that_a_loop_did_not_ask_for_is_not_lost(tmp_path: Path) -> None:
     def act() -> None:
         with stoppable(alone()):
@@ -219,5 +214,5 @@ def test_a_loop_on_a_thread_hears_no_signals() -> None:
 
     thread = threading.Thread(target=act)
     thread.start()
-    thread.join(TIMEOUT)
+    thread.join(HANG)
     assert found == [False]

@@ -37,7 +37,6 @@ def strategy_of(name: str, machine: str, baseline: str, recompute: bool) -> ss.S
     return strategy.replace({each: replace(strategy[each], recompute=True) for each in marked})
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("name", "machine", "baseline", "recompute"), [
     ("gpt2", "h100:2x2", "megatron", True), ("llama", "h100:1x4", "fsdp", True),
     pytest.param("gpt2", "h100:1x4", "megatron", False, marks=pytest.mark.long),

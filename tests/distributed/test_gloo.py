@@ -60,7 +60,6 @@ def test_sums_without_a_group_train_like_one_device(name: str, tmp_path: Path, m
     train_like_one_device(name, strategies, 3, tmp_path)
 
 
-@pytest.mark.timeout(60)
 def test_rounds_may_have_more_messages_than_are_awaited_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A receive that is posted twice would take what another model sends later."""
     graph, topology = captured("lstm"), ss.Topology.parse("cpu:1x3")
@@ -164,6 +163,6 @@ def test_torchrun_trains(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "loss " in done.stdout

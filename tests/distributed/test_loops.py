@@ -19,9 +19,11 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from tests.support.waiting import HANG
+
 ROOT = Path(__file__).parents[2]
 LOOP, TRAINER = ROOT / "examples" / "training_loop.py", ROOT / "examples" / "trainer.py"
-TIMEOUT, EPOCHS = 100, 2
+EPOCHS = 2
 LINE = re.compile(r"^step (\d+): (.*)$", re.MULTILINE)
 
 Found = dict[tuple[int, str], float]  # by step, and what it is
@@ -37,9 +39,7 @@ def environment() -> dict[str, str]:
 
 
 def run(script: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        torchrun(script, *arguments), env=environment(), capture_output=True, text=True, timeout=TIMEOUT
-    )
+    done = subprocess.run(torchrun(script, *arguments), env=environment(), capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -57,7 +57,7 @@ def run_until(step: int, script: Path, *arguments: str) -> str:
             if line.startswith(f"step {step}:"):
                 process.terminate()
                 break
-        assert process.wait(TIMEOUT) != 0
+        assert process.wait(HANG) != 0
     finally:
         process.kill()
         process.wait()

@@ -10,9 +10,9 @@ import pytest
 
 import soapstone as ss
 
-from .nodes import TIMEOUT, calibrated, check_strategies, cut_link, needs_nodes, on_nodes
+from .nodes import calibrated, check_strategies, cut_link, needs_nodes, on_nodes
 
-pytestmark = [needs_nodes, pytest.mark.timeout(2 * TIMEOUT)]
+pytestmark = needs_nodes
 MODEL = ("lenet", "--batch", "8", "--dtype", "float64")
 
 

@@ -18,11 +18,11 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.tuning import PROMISE, Tuned
+from tests.support.waiting import HANG
 
 from .launch import run_processes
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 110
 FAST = ("--costs", "analytic", "-t", "cpu:1x2", "--budget", "1")  # measures nothing but steps
 
 
@@ -34,7 +34,6 @@ def cnn() -> ss.Workload:
     return ss.Workload(model, (torch.randn(64, 3, 32, 32),), loss=F.cross_entropy, targets=(targets,))
 
 
-@pytest.mark.timeout(TIMEOUT)
 def test_what_is_kept_is_not_slower_than_ddp_by_more_than_is_promised(tmp_path: Path) -> None:
     graph = ss.capture(cnn(), batch_norm="local")
     path = tmp_path / "s.json"
@@ -86,12 +85,11 @@ def read_until(process: subprocess.Popen[str], words: str) -> str:
 MODEL = ("lenet", "--batch", "8")
 
 
-@pytest.mark.timeout(TIMEOUT)
 def test_the_command_writes_what_it_measured_and_starts_from_it_again(tmp_path: Path) -> None:
     options = (*MODEL, *FAST, "--limit", "5", "-o", "s.json", "--json")
     for names in ({"data", "DDP"}, {"before", "DDP"}):
         with started(tmp_path, *options) as process:
-            out, err = process.communicate(timeout=TIMEOUT)
+            out, err = process.communicate(timeout=HANG)
         assert process.returncode == 0, err
         found = json.loads(out)
         assert names <= {row["name"] for row in found["rows"]} | ({"before"} if "races, too" in err else set())
@@ -101,12 +99,11 @@ def test_the_command_writes_what_it_measured_and_starts_from_it_again(tmp_path: 
         assert content["made_for"]["arguments"]["batch_norm"] == "local"
 
 
-@pytest.mark.timeout(TIMEOUT)
 def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     with started(tmp_path, *MODEL, *FAST, "--limit", "100", "-o", "s.json") as process:
         read_until(process, "Racing")
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=TIMEOUT)
+        out, _ = process.communicate(timeout=HANG)
     assert "is kept" in out
     assert "measured" in json.loads((tmp_path / "s.json").read_text())
 
@@ -123,19 +120,17 @@ def rank_of(parent: int, rank: int) -> int:
     raise AssertionError(f"there is no rank {rank}")
 
 
-@pytest.mark.timeout(TIMEOUT)
 def test_a_killed_rank_leaves_the_best_so_far(tmp_path: Path) -> None:
     with started(tmp_path, *MODEL, *FAST, "--limit", "100", "-o", "s.json") as process:
         read_until(process, "Racing")
         os.kill(rank_of(process.pid, 1), signal.SIGKILL)
-        out, err = process.communicate(timeout=TIMEOUT)
+        out, err = process.communicate(timeout=HANG)
     assert process.returncode != 0
     assert "is kept" in out, err
     assert "soapstone: rank 1 was killed, or ended without a word; last seen " in err
     assert "measured" in json.loads((tmp_path / "s.json").read_text())
 
 
-@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -147,7 +142,7 @@ def test_a_killed_rank_leaves_the_best_so_far(tmp_path: Path) -> None:
 def test_nonsense_ends_in_a_sentence(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with started(tmp_path, *arguments) as process:
-        _, err = process.communicate(timeout=TIMEOUT)
+        _, err = process.communicate(timeout=HANG)
     assert process.returncode != 0
     ours = [line for line in err.splitlines() if line.startswith("soapstone: ")]
     assert sentence in ours[0], err

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import soapstone as ss
 from soapstone.runtime.transports.signs import shared_signs
 from soapstone.runtime.transports.watching import Watch
+from tests.support.waiting import HANG
 
 from .launch import run_processes
 
@@ -33,8 +34,8 @@ def test_every_rank_hears_why_one_failed_and_ends_its_work(tmp_path: Path, monke
         dist.barrier()
         if rank == 2:
             watch.announce("rank 2 ran out of memory")
-        assert aborted.wait(60)
-        watch._thread.join(60)
+        assert aborted.wait(HANG)
+        watch._thread.join(HANG)
         dist.barrier()
         with pytest.raises(ss.SoapstoneError) as caught:
             watch.raise_if_lost()
@@ -82,7 +83,7 @@ def test_news_go_on_before_anybody_waits_for_its_own_work(tmp_path: Path, monkey
         dist.barrier()
         if rank == 2:
             watch.announce("rank 2 ran out of memory")
-        found = heard.wait(30)
+        found = heard.wait(HANG)
         dist.barrier()
         ended.set()
         return found

@@ -41,7 +41,6 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     return tmp_path
 
 
-@pytest.mark.timeout(300)  # as many commands as a page has
 @pytest.mark.parametrize("page", RUN, ids=name)
 def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     reader = Page(name(page))

@@ -13,12 +13,12 @@ import torch
 
 from soapstone.runtime.sharing import run_ranks, shared_gpu
 from tests.support.training import train_plain
+from tests.support.waiting import HANG
 
 from .models import MODELS, batches
 
 ROOT = Path(__file__).parents[2]
 SEEDS = {2: 3, 4: 3, 8: 2}  # random strategies a model, by ranks
-TIMEOUT = 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,7 +39,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> object:
         torch.save(wanted, folder / "wanted.pt")
         command = [sys.executable, "-m", "tests.gpu.worker", str(folder), str(SEEDS[ranks])]
         with shared_gpu(ranks) as environments:
-            statuses = run_ranks(command, [e | {"PYTHONPATH": python_path()} for e in environments], TIMEOUT)
+            statuses = run_ranks(command, [e | {"PYTHONPATH": python_path()} for e in environments], HANG)
         found: dict[str, str] = {}
         for rank in range(ranks):
             path = folder / f"rank{rank}.json"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import soapstone as ss
+from tests.support.waiting import HANG
 
 from .conftest import python_path
 
-TIMEOUT = 110
 SMALL = ("--batch", "8", "--size", "layers=2", "--size", "width=64", "--size", "heads=4", "--size", "length=64",
          "--size", "vocab=200")  # fmt: skip
 
@@ -23,7 +23,7 @@ SMALL = ("--batch", "8", "--size", "layers=2", "--size", "width=64", "--size", "
 def ranks(folder: Path, count: int, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": python_path(), "SOAPSTONE_CACHE": str(folder / "cache")}
     launcher = [sys.executable, "-m", "soapstone", "ranks", str(count), "--", sys.executable]
-    return subprocess.run([*launcher, *command], env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    return subprocess.run([*launcher, *command], env=environment, capture_output=True, text=True, timeout=HANG)
 
 
 def is_daemon(stat: Path) -> bool:
@@ -35,7 +35,6 @@ def is_daemon(stat: Path) -> bool:
     return "nvidia-cuda-mps" in name and rest.split()[0] != "Z"
 
 
-@pytest.mark.timeout(TIMEOUT)
 def test_calibration_measures_links_and_leaves_no_daemon(tmp_path: Path) -> None:
     here = tmp_path / "here.yaml"
     done = ranks(tmp_path, 2, "-m", "soapstone", "calibrate", "-o", str(here))
@@ -46,7 +45,6 @@ def test_calibration_measures_links_and_leaves_no_daemon(tmp_path: Path) -> None
     assert not [path for path in Path("/proc").glob("[0-9]*/stat") if is_daemon(path)]
 
 
-@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -106,7 +104,6 @@ with joined("", timeout=20) as (transport, place):
 """
 
 
-@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
@@ -124,7 +121,6 @@ def test_where_a_rank_fails_the_others_say_which_and_end(fault: str, wanted: str
     assert "failed" in done.stderr
 
 
-@pytest.mark.timeout(TIMEOUT)
 def test_a_run_outlasts_the_time_that_ranks_wait_for_one_another(tmp_path: Path) -> None:
     model = ("gpt2", *SMALL, "-t", "h200:1x2", "--steps", "2000", "--timeout", "4", "--json")
     done = ranks(tmp_path, 2, "-m", "soapstone", "train", *model)
@@ -133,7 +129,6 @@ def test_a_run_outlasts_the_time_that_ranks_wait_for_one_another(tmp_path: Path)
     assert len(found["losses"]) * found["step"] > 8, "make it longer"
 
 
-@pytest.mark.timeout(2 * TIMEOUT)
 def test_a_checkpoint_goes_on_under_another_strategy_and_more_ranks(tmp_path: Path) -> None:
     def losses(count: int, folder: str, *options: str) -> list[float]:
         model = ("gpt2", *SMALL, "--dtype", "float64", "--optimizer", "adamw", "-t", f"h200:1x{count}", "--json")
@@ -148,7 +143,6 @@ def test_a_checkpoint_goes_on_under_another_strategy_and_more_ranks(tmp_path: Pa
     assert first + rest == pytest.approx(whole, rel=1e-9)
 
 
-@pytest.mark.timeout(240)
 def test_what_tune_keeps_is_not_slower_than_ddp_by_more_than_is_promised(tmp_path: Path) -> None:
     model = ("resnet-101", "--batch", "32", "--size", "blocks=1,1,1,1")
     path = tmp_path / "s.json"

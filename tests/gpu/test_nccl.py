@@ -12,7 +12,6 @@ from .conftest import SEEDS
 from .models import MODELS
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("ranks", SEEDS)
 def test_random_strategies_train_like_one_device(
@@ -24,7 +23,6 @@ def test_random_strategies_train_like_one_device(
         assert not error, f"seed {seed}: {error}"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ranks", SEEDS)
 @pytest.mark.parametrize("case", ["clipped", "microbatches", "graphed", "graphed whole"])
@@ -36,7 +34,6 @@ def test_clipping_evaluation_microbatches_and_cuda_graphs_equal_plain_torch(
     assert not error, error
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", SEEDS)
 def test_the_ranks_end_by_themselves(ranks: int, outcomes: Callable[[int], dict[str, str]]) -> None:
     assert not outcomes(ranks).get("ranks")

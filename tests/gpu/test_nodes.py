@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import soapstone as ss
-from tests.distributed.nodes import TIMEOUT, calibrated, check_strategies, cut_link, needs_nodes, on_nodes
+from tests.distributed.nodes import calibrated, check_strategies, cut_link, needs_nodes, on_nodes
 
 from .test_commands import SMALL
 
-pytestmark = [needs_nodes, pytest.mark.timeout(2 * TIMEOUT)]
+pytestmark = needs_nodes
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def test_simulating_a_saved_graph_needs_no_torch(tmp_path: Path) -> None:
         "print(ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology)).makespan_ns)\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
 

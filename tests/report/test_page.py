@@ -14,7 +14,6 @@ from soapstone.report.page import render, write_page
 from tests.support import payloads
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.timeout(120)
 HOSTILE = "</script><img src=x onerror=\"document.title='taken'\"><!-- {{payload}} 'q' & \u2028"
 Opener = Callable[..., Page]
 STILL = """() => new Promise((done) => {

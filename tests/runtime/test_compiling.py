@@ -32,7 +32,7 @@ def train_compiled(name: str, strategy: ss.Strategy, folder: Path) -> list[Recor
         torch.manual_seed(SEED)
         return train_rank(ALL[name].workload(), captured(name), strategy, None, batches, compile=True)
 
-    found = run_processes(strategy.topology.num_devices, run, folder / "meeting", timeout=110)
+    found = run_processes(strategy.topology.num_devices, run, folder / "meeting")
     for record in found:
         if isinstance(record, Exception):
             raise next((r for r in found if isinstance(r, Exception) and "lost another" not in str(r)), record)

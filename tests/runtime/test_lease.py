@@ -24,6 +24,7 @@ from soapstone.runtime import Parallel
 from soapstone.runtime.checkpoints import lease, saving, storage, whole_state
 from soapstone.runtime.checkpoints.lease import NAME, Owner, hold, owner_of
 from tests.runtime.test_checkpoint_files import on_ranks, saved, step
+from tests.support.waiting import HANG
 
 ELSEWHERE = Process("another machine", 12)
 TORCHRUN = Process(machine(), 1, "1")
@@ -176,12 +177,12 @@ def test_of_many_that_take_a_dead_runs_folder_one_has_it(tmp_path: Path) -> None
     has_it = context.SimpleQueue()
 
     def take() -> None:
-        start.wait(30)
+        start.wait(HANG)
         try:
             has_it.put(hold(tmp_path).owner.own)
         except ss.SoapstoneError:
             has_it.put("")
-        done.wait(30)  # all are alive until then
+        done.wait(HANG)  # all are alive until then
         os._exit(0)
 
     processes = [context.Process(target=take, daemon=True) for _ in range(8)]
@@ -189,7 +190,7 @@ def test_of_many_that_take_a_dead_runs_folder_one_has_it(tmp_path: Path) -> None
         each.start()
     found = [has_it.get() for _ in processes]
     for each in processes:
-        each.join(30)
+        each.join(HANG)
     assert sum(map(bool, found)) == 1
     assert json.loads((tmp_path / NAME).read_text())["own"] in found
 
@@ -214,7 +215,7 @@ def test_a_folder_that_is_removed_during_a_save_costs_that_checkpoint(
         if not removed.is_set() and rest[0] == 0:
             removed.set()
             half.parent.rename(tmp_path / "elsewhere")
-        removed.wait(30)
+        removed.wait(HANG)
         plain(half, *rest)
 
     monkeypatch.setattr(saving, "write_tensors", removing)

@@ -178,7 +178,7 @@ def split_in_two(transport: ThreadTransport) -> None:
 @pytest.mark.parametrize("case", [rounds, both_ways])
 @pytest.mark.parametrize("strict", [True, False])
 def test_groups_that_are_the_same_on_both_sides_pass(case: Callable[[ThreadTransport], None], strict: bool) -> None:
-    ss.run_threads(2, connected(case), strict=strict, timeout=5)
+    ss.run_threads(2, connected(case), strict=strict)
 
 
 @pytest.mark.parametrize("case", [burst, out_of_order, split_in_two])
@@ -189,4 +189,4 @@ def test_groups_that_nccl_would_not_end_are_refused(case: Callable[[ThreadTransp
 
 def test_ranks_that_were_never_connected_may_not_talk() -> None:
     with pytest.raises(ss.SoapstoneError, match="were never connected"):
-        ss.run_threads(2, lambda rank, transport: both_ways(transport), strict=True, timeout=5)
+        ss.run_threads(2, lambda rank, transport: both_ways(transport), strict=True)

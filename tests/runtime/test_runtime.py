@@ -22,6 +22,7 @@ from tests.support.models import ALL, CASES, MORE, captured
 from tests.support.seeds import seeds
 from tests.support.sharding import recomputed, sharded
 from tests.support.training import STEPS, Record, assert_same, train_plain, train_threads
+from tests.support.waiting import HANG
 
 
 @cache
@@ -142,7 +143,7 @@ def messages(ranks: int, function: Callable[[int, ThreadTransport], object]) -> 
             function(rank, transport)
         return str(caught.value)
 
-    return ss.run_threads(ranks, run, strict=True, timeout=10)
+    return ss.run_threads(ranks, run, strict=True)
 
 
 def test_a_strategy_for_another_graph_is_refused_on_every_rank() -> None:
@@ -460,7 +461,7 @@ def test_the_error_of_the_rank_that_failed_first_is_raised() -> None:
             transport.exchange(None) if rank == 0 else _broken()
         except RuntimeError:
             transport.fail(RuntimeError("out of memory"))
-            assert told.wait(30)  # rank 0's error comes first, though it is only the echo
+            assert told.wait(HANG)  # rank 0's error comes first, though it is only the echo
             raise
         finally:
             told.set() if rank == 0 else None

@@ -50,7 +50,6 @@ def wait_until_gone(pid: int) -> None:
     os.close(pidfd)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("shape", ["ranks", pytest.param("nodes", marks=needs_nodes)])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_nothing_that_ranks_started_outlives_their_launcher(shape: str, how: signal.Signals) -> None:
@@ -61,7 +60,6 @@ def test_nothing_that_ranks_started_outlives_their_launcher(shape: str, how: sig
             wait_until_gone(pid)
 
 
-@pytest.mark.timeout(60)
 def test_ranks_get_what_torchrun_would_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
     script = f"import os; open(os.environ['RANK'], 'w').write(' '.join(os.environ[n] for n in {names}))"
@@ -74,7 +72,6 @@ def test_ranks_get_what_torchrun_would_set(tmp_path: Path, monkeypatch: pytest.M
 
 
 @needs_nodes
-@pytest.mark.timeout(60)
 def test_a_link_that_is_down_lets_nothing_through() -> None:
     with made_nodes(2) as nodes, ThreadPoolExecutor(1) as there, ThreadPoolExecutor(1) as here:
         here.submit(nodes.enter, 0).result()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.errors import SoapstoneError
+from tests.support.waiting import HANG
 
-PATIENCE = 30  # seconds after which a reader hangs
 ROOM = 2**30  # bytes that a reader may take
 LONGEST = 700  # characters of a sentence, without a path
 
@@ -124,7 +124,7 @@ def guarded() -> Iterator[None]:
     before, limits = signal.signal(signal.SIGALRM, stop), resource.getrlimit(resource.RLIMIT_AS)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, limits[1]))
-    signal.alarm(PATIENCE)
+    signal.alarm(int(HANG))
     try:
         yield
     finally:
