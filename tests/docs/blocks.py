@@ -11,10 +11,9 @@ import re
 import runpy
 import shlex
 import socket
-import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.cli import main
+from tests.support.waiting import HANG
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 90  # seconds, for ranks
 FENCE = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$',
@@ -108,30 +107,26 @@ def run_command(words: list[str]) -> str:
     program, *arguments = words
     if program == "soapstone":
         return called(main, ["soapstone", *smaller(arguments)])
-    if program == "sh":
-        return run_recorded(arguments)
     if words[:3] == ["python", "-m", "soapstone"]:
         return called(main, ["soapstone", *smaller(arguments[2:])])
     if program == "python":
         return called(_script(arguments[0]), _argued(arguments))
     if program == "torchrun":
-        return run_ranks([target_of(arguments)] * 2)
+        return run_ranks(target_of(arguments))
     raise AssertionError(f"{program!r} is no command that a page's test runs; say why: <!-- not run: REASON -->")
 
 
-Target = tuple[Callable[[], object], list[str], int]  # what a rank runs, its arguments, and its node
+Target = tuple[Callable[[], object], list[str]]  # what a rank runs, and its arguments
 
 
 def target_of(arguments: list[str]) -> Target:
     """From torchrun's arguments."""
-    node, rest = 0, list(arguments)
+    rest = list(arguments)
     while rest[0].startswith("--"):
-        if rest[0] == "--node-rank":
-            node = int(rest[1])
         del rest[: 1 if rest[0] == "--standalone" else 2]
     if rest[:2] == ["-m", "soapstone"]:
-        return main, ["soapstone", *smaller(rest[2:])], node
-    return _script(rest[0]), _argued(rest), node
+        return main, ["soapstone", *smaller(rest[2:])]
+    return _script(rest[0]), _argued(rest)
 
 
 def _argued(words: list[str]) -> list[str]:
@@ -165,57 +160,31 @@ def called(function: Callable[[], object], argv: list[str]) -> str:
     return out.getvalue()
 
 
-def run_ranks(targets: Iterable[Target]) -> str:
+def run_ranks(target: Target, count: int = 2) -> str:
     """What ranks print, each a forked process with the environment that torchrun gives it."""
-    targets = list(targets)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    shared = meeting | {"WORLD_SIZE": str(len(targets)), "OMP_NUM_THREADS": "1"}
-    several = len({node for *_, node in targets}) > 1
+    shared = meeting | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     context = multiprocessing.get_context("fork")
-    files = [Path(f"rank{rank}.txt").resolve() for rank in range(len(targets))]
+    files = [Path(f"rank{rank}.txt").resolve() for rank in range(count)]
     processes = []
-    for rank, (target, file) in enumerate(zip(targets, files)):
-        place = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1} if several else {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
-        own = {name: str(number) for name, number in {**place, "RANK": rank, "GROUP_RANK": target[2]}.items()}
-        processes.append(context.Process(target=_be_rank, args=(target, shared | own, file), daemon=True))
+    for rank, file in enumerate(files):
+        own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        processes.append(context.Process(target=_be_rank, args=(target, own, file), daemon=True))
     for process in processes:
         process.start()
     for process in processes:
-        process.join(TIMEOUT)
+        process.join(HANG)
         if process.is_alive():
             process.kill()
     said = "".join(file.read_text() for file in files if file.exists())
-    assert [process.exitcode for process in processes] == [0] * len(targets), said
+    assert [process.exitcode for process in processes] == [0] * count, said
     return said
 
 
-def run_recorded(script: list[str]) -> str:
-    """What a shell script's commands print. It runs with a torchrun and a python that only write down how they are
-    called; then the calls are run here, those of torchrun's agents on two nodes as one."""
-    folder = Path("recording").resolve()
-    folder.mkdir()
-    for name in ("torchrun", "python"):
-        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{folder}/calls"\n')
-        (folder / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    subprocess.run(["sh", *script], env=environment, check=True, timeout=TIMEOUT)
-    printed, agents = "", list[Target]()
-    for program, *words in commands_of((folder / "calls").read_text()):
-        if program == "python":
-            printed += run_command([program, *words])
-            continue
-        agents.append(target_of(words))
-        if len(agents) == int(words[words.index("--nnodes") + 1]):
-            printed += run_ranks(sorted(agents, key=lambda target: target[2]))
-            agents.clear()
-    assert not agents
-    return printed
-
-
 def _be_rank(target: Target, environment: dict[str, str], file: Path) -> None:
-    function, argv, _ = target
+    function, argv = target
     os.environ.update(environment)
     status, said = 0, ""
     try:
