@@ -13,7 +13,6 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PLACE = re.compile(r"`((?:tests|cpp|benchmarks|examples|docs)/[\w/.*-]+)`")
 STAND_INS = ("NAME", "FOLDER", "FAMILY")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-MOST_WORDS = 700
 MOST_LINES = 90
 
 
@@ -32,10 +31,8 @@ def test_links_and_paths_resolve(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=name)
-def test_design_pages_are_short_and_have_a_picture(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert len(text.split()) <= MOST_WORDS
-    assert "```mermaid" in text
+def test_design_pages_have_a_picture(page: Path) -> None:
+    assert "```mermaid" in page.read_text(encoding="utf-8")
 
 
 def test_the_readme_fits_a_screen_and_a_half() -> None:
