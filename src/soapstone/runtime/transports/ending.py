@@ -22,7 +22,8 @@ from .signs import Signs
 
 GRACE = 1.0  # seconds in which the main thread may end by itself
 AGAIN = 1.0  # seconds in which a second Ctrl-C is the first one: a terminal and a launcher may both send it
-_WAKE = 0  # no signal
+_WAKE, _FLUSH = 0, 255  # no signals
+_FLUSHING = 10.0  # seconds in which the thread has surely read what is in the pipe
 _OF_A_RANK = re.compile(r"rank (\d+)\b")  # how an error begins that one rank has raised on all
 
 
@@ -40,7 +41,7 @@ class Listener:
         self._deadline = float("inf")
         self._words: Callable[[], str] = str  # at the deadline
         self._status = 1
-        self._is_over = False
+        self._is_over, self._is_flushed = False, threading.Event()
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._before = signal.signal(signal.SIGTERM, lambda *_: None), wakeup
@@ -68,12 +69,16 @@ class Listener:
             self._stop_within(self.grace)
 
     def forget(self) -> None:
-        """The main thread has done what it had to do before it ends."""
+        """The main thread has done what it had to do before it ends. Signals that came before are passed on first."""
+        self._is_flushed.clear()
+        self._wake(_FLUSH)
+        if self._thread.is_alive():  # not in a fork
+            self._is_flushed.wait(_FLUSHING)
         self.ask, self._deadline = None, float("inf")
 
-    def _wake(self) -> None:
+    def _wake(self, number: int = _WAKE) -> None:
         with suppress(BlockingIOError):  # there is more than enough to wake it up
-            os.write(self._writer, bytes([_WAKE]))
+            os.write(self._writer, bytes([number]))
 
     def _listen(self) -> None:
         poll = select.poll()
@@ -95,6 +100,8 @@ class Listener:
             end(f"{self._rank} was told to end {self._doing}, and failed: {error}", 128 + number)
 
     def _hear(self, number: int) -> None:
+        if number == _FLUSH:
+            self._is_flushed.set()
         if number not in (signal.SIGTERM, signal.SIGINT):
             return
         if is_orphan():
