@@ -1,10 +1,15 @@
-"""What every test shares: hypothesis without deadlines, the same examples on CI each time, one torch thread."""
+"""What every test shares: hypothesis without a limit on time, the same examples on CI each time, one torch thread."""
 
 import os
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("soapstone", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "soapstone",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # which measures seconds
+    derandomize=bool(os.environ.get("CI")),
+)
 settings.load_profile("soapstone")
 torch.set_num_threads(1)

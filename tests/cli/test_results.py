@@ -97,5 +97,5 @@ def test_convolutions_are_held_against_the_peak_that_they_run_at() -> None:
 
 def test_a_proof_has_time_and_says_what_it_lacks(soapstone: Soapstone) -> None:
     words = ("search", "lenet", "-t", "p100:1x4", "--method", "exhaustive", "--no-save")
-    assert "For a proof, give it more time with --budget." in soapstone(*words, "--budget", "0.5").out
+    assert "For a proof, give it more time with --budget." in soapstone(*words, "--budget", "0.001").out
     assert "600 for exhaustive" in " ".join(soapstone("search", "--help").out.split())

@@ -44,7 +44,9 @@ def test_every_rank_hears_why_one_failed_and_ends_its_work(tmp_path: Path, monke
     assert run_processes(RANKS, run, tmp_path / "meeting") == ["rank 2 ran out of memory"] * RANKS
 
 
-def test_a_goodbye_is_no_failure(tmp_path: Path) -> None:
+def test_a_goodbye_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soapstone.runtime.transports.watching.GRACE", HANG)  # another rank may be late
+
     def run(_: int) -> tuple[bool, bool]:
         aborted = threading.Event()
         watch = watching(aborted)
@@ -57,20 +59,24 @@ def test_a_goodbye_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_a_watch_outlasts_any_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.distributed_c10d.default_pg_timeout", timedelta(seconds=0.5))
     monkeypatch.setattr("soapstone.runtime.transports.signs.PATIENCE", 0.2)
 
     def run(_: int) -> bool:
-        watch = watching(threading.Event())
-        watch._thread.join(2)
+        shared_signs()
+        with pytest.MonkeyPatch.context() as later:  # the ranks have met: that may take any time
+            later.setattr("torch.distributed.distributed_c10d.default_pg_timeout", timedelta(seconds=0.5))
+            watch = watching(threading.Event())
+        watch._thread.join(1)
         watch.raise_if_lost()
-        return watch._thread.is_alive()
+        is_alive = watch._thread.is_alive()
+        dist.barrier()  # a rank that is done closes its connections
+        return is_alive
 
     assert run_processes(RANKS, run, tmp_path / "meeting") == [True] * RANKS
 
 
 def test_news_go_on_before_anybody_waits_for_its_own_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soapstone.runtime.transports.watching.GRACE", 50)
+    monkeypatch.setattr("soapstone.runtime.transports.watching.GRACE", HANG)
 
     def run(rank: int) -> bool:
         ended, heard = threading.Event(), threading.Event()

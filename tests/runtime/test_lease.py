@@ -94,7 +94,7 @@ def test_a_restart_of_a_run_has_its_folder_and_its_name(living: Process, tmp_pat
 def test_a_run_on_another_machine_is_known_by_its_heartbeat(
     beats: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "SILENCE", 0.5)
+    monkeypatch.setattr(lease, "SILENCE", HANG if beats else 0.2)
     monkeypatch.setattr(lease, "_LOOK", 0.05)
     left_by(ELSEWHERE, tmp_path)
     over = threading.Event()

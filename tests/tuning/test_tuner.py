@@ -15,7 +15,7 @@ from tests.support.models import CASES, captured
 
 TOPOLOGY = ss.Topology.parse("cpu:1x2")
 TRAINING = ss.Training(optimizer="sgd")
-FAST = {"budget": 0.3, "limit": 20.0}
+FAST = {"budget": 0.3, "limit": 1000.0}
 
 
 def tuned(change: Callable[[int], dict[str, object]] = lambda rank: {}) -> list[Tuned]:
