@@ -2,7 +2,7 @@
 
 import sys
 
-from . import agreement, anchors, breadth, engines, predict, reality, spine, steps
+from . import agreement, anchors, breadth, engines, predict, promise, reality, spine, steps
 from .fuzz.__main__ import main as fuzz
 
 spine.main()
@@ -12,6 +12,8 @@ predict.main()
 engines.main()
 steps.main()
 reality.main()
+is_kept = promise.main()
 if "--all" in sys.argv:
     agreement.main()
-    sys.exit(not fuzz())
+    is_kept = fuzz() and is_kept
+sys.exit(not is_kept)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import soapstone as ss
@@ -70,15 +71,15 @@ CASES = {
 }
 
 
-def plain_step(case: Case, work: ss.Workload, compiled: bool) -> Step:
-    """Plain PyTorch: eager, or model and loss through torch.compile."""
+def plain_step(case: Case, work: ss.Workload, compiled: bool, model: nn.Module | None = None) -> Step:
+    """Plain PyTorch: eager, or model and loss through torch.compile; perhaps with a model that wraps the workload's."""
     optimizer = torch.optim.SGD(work.model.parameters(), lr=1e-3)
     loss_of = torch.compile(work.compute_loss) if compiled else work.compute_loss
 
     def step() -> None:
         optimizer.zero_grad()
         with case.autocast():
-            loss = loss_of(*work.batch)
+            loss = loss_of(*work.batch, model=model)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         torch.cuda.synchronize()
@@ -93,7 +94,7 @@ def ddp_step(case: Case, work: ss.Workload, compiled: bool) -> Step:
     model: Any = DistributedDataParallel(work.model, device_ids=[torch.cuda.current_device()])
     model = torch.compile(model) if compiled else model
     inputs, targets = tuple(local[: len(work.inputs)]), tuple(local[len(work.inputs) :])
-    return plain_step(case, replace(work, model=model, inputs=inputs, targets=targets), False)
+    return plain_step(case, replace(work, inputs=inputs, targets=targets), False, model)
 
 
 def our_step(work: ss.Workload, graph: ss.OperatorGraph, transport: Transport, **options: Any) -> tuple[Step, float]:

@@ -1,4 +1,4 @@
-"""Tuning on gloo ranks, beside DistributedDataParallel, as a function and as a user starts the command."""
+"""Tuning on gloo ranks, beside DistributedDataParallel, as a user starts the command."""
 
 from __future__ import annotations
 
@@ -12,50 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 
-import soapstone as ss
-from soapstone.tuning import PROMISE, Tuned
 from tests.support.waiting import HANG
-
-from .launch import run_processes
 
 ROOT = Path(__file__).parents[2]
 FAST = ("--costs", "analytic", "-t", "cpu:1x2", "--budget", "1")  # measures nothing but steps
-
-
-def cnn() -> ss.Workload:
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten()]
-    model = nn.Sequential(*layers, nn.Linear(32 * 64, 10))
-    targets = torch.randint(0, 10, (64,))
-    return ss.Workload(model, (torch.randn(64, 3, 32, 32),), loss=F.cross_entropy, targets=(targets,))
-
-
-def test_what_is_kept_is_not_slower_than_ddp_by_more_than_is_promised(tmp_path: Path) -> None:
-    graph = ss.capture(cnn(), batch_norm="local")
-    path = tmp_path / "s.json"
-
-    def run(rank: int) -> Tuned:
-        torch.set_num_threads(1)
-        topology = ss.Topology.parse("cpu:1x2")
-        found = ss.tune(cnn(), graph, topology, training=ss.Training(optimizer="sgd"), budget=1.0, limit=60.0)
-        assert "DDP" in {row.name for row in found.rows}
-        assert found.against_ddp is not None
-        if rank == 0:
-            found.save(path)
-        return found.against_ddp.low, found.strategy.measured, found.ended  # type: ignore[return-value]
-
-    both = run_processes(2, run, tmp_path / "meeting")
-    assert both[0] == both[1], both
-    low, measured, _ = both[0]
-    assert low <= PROMISE  # what this noisy machine says for sure, of the same rounds
-    again = ss.Strategy.load(path, graph, ss.Topology.parse("cpu:1x2"))
-    assert again.measured == measured
-    assert again.measured is not None
-    assert again.measured.ddp is not None
 
 
 @contextmanager
@@ -96,6 +57,7 @@ def test_the_command_writes_what_it_measured_and_starts_from_it_again(tmp_path: 
         content = json.loads((tmp_path / "s.json").read_text())
         assert content["measured"] == found["strategy"]["measured"]
         assert content["measured"]["ranks"] == 2
+        assert content["measured"]["ddp"] > 0
         assert content["made_for"]["arguments"]["batch_norm"] == "local"
 
 

@@ -61,10 +61,7 @@ class Workload:
 
     def mapped(self, model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Workload:
         """Another model, and every tensor of the batch changed."""
-
-        leaves, structure = _flat(self._arguments)
-        leaves = [change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        inputs, kwargs, targets = tree_unflatten(leaves, structure)
+        inputs, kwargs, targets = self._changed(change)
         return replace(self, model=model, inputs=inputs, targets=targets, kwargs=kwargs)
 
     def off_meta(self) -> Workload:
@@ -88,11 +85,17 @@ class Workload:
         given = iter(batch)
         return self.mapped(self.model, lambda tensor: next(given, tensor))
 
-    def compute_loss(self, *batch: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch on one device, as plain PyTorch computes it."""
-        with_batch = self.filled(*batch)
-        output = self.model(*with_batch.inputs, **with_batch.kwargs)
-        return _own_loss(output) if self.loss is None else self.loss(output, *with_batch.targets)
+    def compute_loss(self, *batch: torch.Tensor, model: nn.Module | None = None) -> torch.Tensor:
+        """The loss of a batch on one device, as plain PyTorch computes it; or with a model that wraps this one."""
+        given = iter(batch)
+        inputs, kwargs, targets = self._changed(lambda tensor: next(given, tensor))
+        output = (self.model if model is None else model)(*inputs, **kwargs)
+        return _own_loss(output) if self.loss is None else self.loss(output, *targets)
+
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """The arguments with every tensor changed."""
+        leaves, structure = _flat(self._arguments)
+        return tree_unflatten([change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
 
 
 _WRAPPERS = {

@@ -86,14 +86,13 @@ def ddp_step(
     local = [t if axis is None else t.tensor_split(size, axis)[rank] for t, axis in zip(work.batch, dims)]
     model = DistributedDataParallel(deepcopy(work.model))
     updates = torch_optimizer(optimizer, model.parameters(), RATE)
-    wrapped = replace(work, model=model)
     cast = getattr(torch, amp.rpartition(":")[2]) if amp else None
     device = work.place.type
 
     def step() -> None:
         updates.zero_grad()
         with torch.autocast(device, cast, enabled=cast is not None):
-            loss = wrapped.compute_loss(*local)
+            loss = work.compute_loss(*local, model=model)
         loss.backward()  # type: ignore[no-untyped-call]
         updates.step()
 
