@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
 import random
 import time
+import weakref
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy
@@ -28,6 +31,61 @@ def helper() -> None:
 
 
 helper.calls = 0  # type: ignore[attr-defined]
+
+
+COLLECTIONS, DEATHS = 0, 0
+
+
+def counts_collections(phase: str, info: dict[str, int]) -> None:
+    global COLLECTIONS
+    COLLECTIONS += 1
+
+
+def counts_deaths(reference: object) -> None:
+    global DEATHS
+    DEATHS += 1
+
+
+class Cyclic:
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        global DEATHS
+        DEATHS += 1
+
+
+def collects(self: Stateful, x: torch.Tensor) -> Any:
+    kept = [Cyclic()]
+    watched = weakref.ref(kept[0], counts_deaths)
+    kept.clear()
+    gc.collect()
+    assert watched() is None
+    return 1
+
+
+def test_what_the_interpreter_calls_by_itself_is_not_part_of_forward() -> None:
+    gc.callbacks.append(counts_collections)
+    try:
+        assert ss.capture(Stateful(collects), (X,), loss=torch.sum).ops
+    finally:
+        gc.callbacks.remove(counts_collections)
+    assert COLLECTIONS
+    assert DEATHS
+
+
+LIBRARY = ModuleType("library")
+LIBRARY.__file__ = "/usr/lib/python3/dist-packages/library.py"
+exec("calls = 0\ndef called():\n    global calls\n    calls += 1\n    return 1", vars(LIBRARY))
+
+
+def calls_a_library(self: Stateful, x: torch.Tensor) -> Any:
+    return LIBRARY.called()
+
+
+def test_a_library_that_the_model_is_not_made_of_may_keep_globals() -> None:
+    assert ss.capture(Stateful(calls_a_library), (X,), loss=torch.sum).ops
+    assert vars(LIBRARY)["calls"]
 
 
 class Helper:

@@ -2,16 +2,24 @@
 
 When a function starts for the first time, the globals and classes that it mentions join what is compared before and
 after, as they are then: nobody can have changed them yet who has not started.
+
+Globals are looked at in the user's own files and in packages that the model's classes or the loss come from. State of
+other installed packages may change for reasons of their own: counters, caches, warnings given once. The interpreter may
+also call code at any time, such as callbacks of the garbage collector; that is not part of forward.
 """
 
 from __future__ import annotations
 
 import datetime
-import os
+import gc
+import signal
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -28,7 +36,6 @@ _CLOCKS = frozenset(
     for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
     for unit in ("", "_ns")
 ) | {datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today, datetime.date.today}
-_GETENV = type(os.environ).__getitem__.__code__
 
 
 def own_roots(work: Workload) -> Roots:
@@ -58,6 +65,9 @@ class Observer(TorchFunctionMode):
         self.roots, self.names, self.free = own_roots(work), set[str](), set[str]()
         self.codes: dict[CodeType, dict[str, Any]] = {}  # the user's, and their globals
         self.clock: Line | None = None
+        self._packages = {_package(type(module).__module__) for module in work.model.modules()}
+        self._packages.add(_package(getattr(work.loss, "__module__", None)))
+        self._callbacks = _callbacks()
         self._started: set[CodeType] = set()
         self._previous: Any = None
         self.before = Snapshot(self.roots)
@@ -98,16 +108,33 @@ class Observer(TorchFunctionMode):
             if str(space.get("__name__")).startswith("torch.nn."):
                 self.names.update(code.co_names)
             return
-        self.codes[code] = space
+        if self._interrupts(frame):
+            self._started.discard(code)  # forward may call it, too
+            return
         names = {name for inner in codes_in(code) for name in inner.co_names}
         texts = {const for inner in codes_in(code) for const in inner.co_consts if isinstance(const, str)}
         self.names |= names | {text for text in texts if len(text) < 64}
         self.free.update(code.co_freevars)
+        if not self._is_watched(space):
+            return
+        self.codes[code] = space
         for name in names | (texts & space.keys()):
             self._global(space, name, names)
         if code.co_argcount and code.co_varnames[0] in ("self", "cls"):
             owner = frame.f_locals.get(code.co_varnames[0])
             self._class(owner if isinstance(owner, type) else type(owner))
+
+    def _is_watched(self, space: dict[str, Any]) -> bool:
+        return _package(space.get("__name__")) in self._packages or not is_installed(space.get("__file__"))
+
+    def _interrupts(self, frame: FrameType | None) -> bool:
+        """Whether the interpreter called this by itself: as a callback, a signal handler or a finalizer."""
+        while frame is not None and not str(frame.f_globals.get("__name__")).startswith(_OURS):
+            code = frame.f_code
+            if code in self._callbacks or code.co_name == "__del__" or _is_told_of_a_death(frame):
+                return True
+            frame = frame.f_back
+        return False
 
     def _global(self, space: dict[str, Any], name: str, names: set[str]) -> None:
         self._look(self.roots.add(f"the global {name!r} of {space.get('__name__')}", space, name))
@@ -125,6 +152,33 @@ class Observer(TorchFunctionMode):
         for place in places:
             if place is not None:
                 self.before.look(*place)
+
+
+def _package(module: object) -> str:
+    return str(module).partition(".")[0]
+
+
+@cache
+def is_installed(file: str | None) -> bool:
+    """Whether a module's file is that of an installed package."""
+    return file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def _callbacks() -> set[CodeType]:
+    """Of the garbage collector and of signals."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    calls = [call for call in (*gc.callbacks, *handlers) if callable(call)]
+    functions = (
+        getattr(call, "__func__", call if hasattr(call, "__code__") else type(call).__call__) for call in calls
+    )
+    return {function.__code__ for function in functions if hasattr(function, "__code__")}
+
+
+def _is_told_of_a_death(frame: FrameType) -> bool:
+    """Whether a frame runs the callback of a weak reference, which is given that reference."""
+    code = frame.f_code
+    given = frame.f_locals.get(code.co_varnames[code.co_argcount - 1]) if code.co_argcount else None
+    return isinstance(given, weakref.ReferenceType) and given() is None
 
 
 def is_users(frame: FrameType) -> bool:
