@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -151,7 +152,8 @@ def ranks(
         else:
             nodes = stack.enter_context(made_nodes(num_nodes, gbit))
             each = len(environments) // num_nodes
-            found = run_ranks(command, environments, enter=lambda number: nodes.enter(number // each))
+            patience = {"patience": math.inf} if agents else {}  # torchrun goes on with the nodes that are left
+            found = run_ranks(command, environments, enter=lambda number: nodes.enter(number // each), **patience)
     if as_json:
         print_json({"statuses": list(found)})
     failed = [number for number, status in enumerate(found) if status]

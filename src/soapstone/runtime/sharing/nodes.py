@@ -100,6 +100,7 @@ def agents(per_node: int, num_nodes: int) -> list[dict[str, str]]:
             "PET_NNODES": str(num_nodes),
             "PET_NODE_RANK": str(node),
             "PET_NPROC_PER_NODE": str(per_node),
+            "PET_LOCAL_ADDR": _address(node),  # all nodes have this machine's host name
             "PET_MASTER_ADDR": place["MASTER_ADDR"],
             "PET_MASTER_PORT": place["MASTER_PORT"],
         }

@@ -23,12 +23,13 @@ def run_ranks(
     environments: Sequence[Mapping[str, str]],
     timeout: float = 1e9,
     enter: Callable[[int], None] = lambda number: None,
+    patience: float = PATIENCE,
 ) -> list[int]:
     """Run a command once for each environment; the exit statuses. `enter` is called in each new process with its
     number, before the command.
 
-    Ranks that still run some time after another has failed, or after the timeout, are killed, with all that they
-    started. Ctrl-C and SIGTERM are passed on to them, and they have some time to save their work. If this process is
+    Ranks that still run `patience` seconds after another has failed, or after the timeout, are killed, with all that
+    they started. Ctrl-C and SIGTERM are passed on to them, and they have some time to save their work. If this process is
     killed, so are they."""
     ranks: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + timeout
@@ -39,7 +40,7 @@ def run_ranks(
                 ranks.append(_start(command, {**environment, MARK: mark}, partial(enter, number)))
             while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
                 if not failed and any(rank.returncode for rank in ranks):
-                    failed, deadline = True, min(deadline, time.monotonic() + PATIENCE)
+                    failed, deadline = True, min(deadline, time.monotonic() + patience)
                 time.sleep(0.05)
         except KeyboardInterrupt:
             _pass_on(signal.SIGINT, ranks)
