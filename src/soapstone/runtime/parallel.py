@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import RankError
 from ..simulator import Simulation
-from ..tracing import FrozenValues, Workload, flattened, recalled
+from ..tracing import FrozenValues, Workload, flattened
 from .agreement import Verdict, agree, checksum
 from .batch import BatchCheck
 from .buffers import LaggingBuffers
@@ -44,7 +44,7 @@ class Parallel(Habits):
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.plan.simulation.graph
         self._check = BatchCheck(self._graph, executor.read, executor.microbatches)
-        self._frozen = FrozenValues(work, recalled(self._graph))
+        self._frozen = FrozenValues(work, self._graph.frozen)
         self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
         self._buffers = LaggingBuffers(executor.placement, executor.device, store)
         self._guarded = Guarded(work.model, store)
@@ -130,11 +130,10 @@ class Parallel(Habits):
     def evaluate(self, *inputs: Any) -> torch.Tensor:
         """The model's output in eval mode, whole and on every rank; every rank passes the same whole inputs, of any
         batch size: each new shape is captured once. A model that has its own loss gives that."""
-        self._frozen.check(mode=False)
         inputs = flattened(inputs)
         shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in inputs)
         if shapes not in self._evaluations:
-            self._evaluations[shapes] = Evaluation(self._work, self._executor, inputs)
+            self._evaluations[shapes] = Evaluation(self._work, self._executor, inputs, self._frozen)
         self._buffers.catch_up(self._transport)
         evaluation = self._evaluations[shapes]
         if evaluation.stale:
@@ -215,6 +214,16 @@ class Parallel(Habits):
         could not write."""
         self._saver.finish()
 
+    def save_dcp(self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None, *, step: int = 0) -> None:
+        """Write a folder for `torch.distributed.checkpoint.load`, which FSDP2, DDP and plain scripts read: the model,
+        the optimizer's state and the step, under the keys model, optim and step. Every rank must call this, and writes
+        what it keeps. Raises RankError on all ranks where one cannot write, or the folder is not new."""
+        from .checkpoints import save_dcp
+
+        self._check_synced()
+        self._buffers.catch_up(self._transport)
+        save_dcp(Path(folder), self._store, self._transport, self._work.model, optimizer, step)
+
     def stoppable(self, grace: float = GRACE) -> AbstractContextManager[Stop]:
         """For a loop that saves before it ends: inside, SIGTERM and Ctrl-C let it go on until it calls what this gives,
         on every rank after the same step. That is true on all ranks once one was told to end; a rank that is still
@@ -236,15 +245,17 @@ class Parallel(Habits):
         convert: bool = False,
         last_good: bool = False,
     ) -> int:
-        """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks; its step, or
-        0 where there is none and that is fine. With `convert` floating-point numbers may change their type. With
-        `last_good` a damaged checkpoint is renamed, rank 0 warns of it, and the newest undamaged one is loaded. Raises
-        RankError on all ranks, before anything changes, where it is damaged or does not fit."""
+        """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks, or from a
+        folder that torch.distributed.checkpoint wrote; its step, or 0 where there is none and that is fine. With
+        `convert` floating-point numbers may change their type. With `last_good` a damaged checkpoint is renamed, rank 0
+        warns of it, and the newest undamaged one is loaded. Raises RankError on all ranks, before anything changes,
+        where it is damaged or does not fit."""
         from . import checkpoints
 
         path, model = Path(folder), self._work.model
         self._saver.finish()
-        if missing_ok and not self._transport.exchange(checkpoints.latest(path) is not None)[0]:
+        is_there = checkpoints.is_dcp(path) or checkpoints.latest(path) is not None
+        if missing_ok and not self._transport.exchange(is_there)[0]:
             return 0
         self._steps, damaged = checkpoints.load(
             path, self._executor, self._transport, model, optimizer, convert=convert, last_good=last_good

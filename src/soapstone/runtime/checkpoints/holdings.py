@@ -15,7 +15,7 @@ from ..store import Store
 from ..weights import state_of
 from .boxes import Chunk, chunks_of, remainder, runs
 
-_SINGLE = ("step", "mu_product", "eta", "mu")  # what torch's optimizers keep as one number, also of a parameter of one
+SINGLE = ("step", "mu_product", "eta", "mu")  # what torch's optimizers keep as one number, also of a parameter of one
 
 
 class Holding(NamedTuple):
@@ -35,7 +35,7 @@ def held(store: Store, optimizer: torch.optim.Optimizer | None) -> dict[str, Hol
         own = store.sharded[i].parameter if i in store.sharded else shard.tensor
         found[f"model/{name}"] = Holding(shape, own.dtype, list(_chunks(store, i, own)))
         for what, values in tensors_of(optimizer, parameters.get(name)).items():
-            if what in _SINGLE and not values.ndim:
+            if what in SINGLE and not values.ndim:
                 continue
             place = f"optimizer/{what}/{name}"
             if values.shape == own.shape:

@@ -14,6 +14,8 @@ from ..agreement import agree
 from ..execute import Executor
 from ..transports import Transport
 from .choosing import chosen
+from .dcp_loading import open_dcp
+from .dcp_metadata import is_dcp
 from .folders import set_aside
 from .holdings import Holding, check_whole, held, unread, whole_holding
 from .index import Index, restore_numbers
@@ -38,13 +40,19 @@ def load(
     convert: bool = False,
     last_good: bool = False,
 ) -> Loaded:
-    """Take the newest checkpoint, of any strategy; or the newest undamaged one, with the newer ones put aside. Raises
-    RankError on all ranks, before anything changes, if it is damaged or does not fit the model."""
-    checkpoint, damaged = chosen(folder, transport, last_good)
+    """Take the newest checkpoint, of any strategy; or the newest undamaged one, with the newer ones put aside; or a
+    folder that torch.distributed.checkpoint wrote. Raises RankError on all ranks, before anything changes, if it is
+    damaged or does not fit the model."""
+    checkpoint: Checkpoint
+    damaged: dict[str, str] = {}
+    if transport.exchange(is_dcp(folder))[0]:
+        checkpoint = open_dcp(folder, executor.store, transport, model, optimizer)
+    else:
+        checkpoint, damaged = chosen(folder, transport, last_good)
     with checkpoint:
         index = checkpoint.index
         agree(transport, lambda: _check(checkpoint, executor, model, optimizer, convert))
-        agree(transport, lambda: executor.draws.restore(index.dropout))
+        agree(transport, lambda: executor.draws.restore(index.dropout) if index.dropout else None)
         agree(transport, lambda: _take(checkpoint, executor, model, optimizer))
     for name, counter in executor.store.counters.items():
         counter.fill_(index.counters[name])
@@ -62,7 +70,7 @@ def _check(
     convert: bool,
 ) -> None:
     index, counters = checkpoint.index, executor.store.counters
-    own = held(executor.store, None)
+    own = checkpoint.wanted(held(executor.store, None))
     for name, holding in own.items():
         checkpoint.check(name, holding, convert=convert)
     for name in (index.names.keys() - model.state_dict().keys()) | (counters.keys() - index.counters):
@@ -91,7 +99,7 @@ def _take(
 ) -> None:
     if optimizer is not None:
         _prepare(executor, optimizer, checkpoint.index)
-    for name, holding in held(executor.store, optimizer).items():
+    for name, holding in checkpoint.wanted(held(executor.store, optimizer)).items():
         _fill(checkpoint, name, holding)
     for name, holding in _unread(checkpoint, executor, model):
         _fill(checkpoint, name, holding)

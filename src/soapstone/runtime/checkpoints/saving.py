@@ -43,7 +43,7 @@ STRATEGY = "strategy.json"  # that it was saved under
 PATIENCE = 600.0  # seconds without a byte from any rank: a disk may take minutes to have all
 LAST_PATIENCE = 60.0  # the same where this rank's program is over
 NO_PATIENCE = 5.0  # the same where a rank has failed
-_HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: how it computes, not what
+HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: how it computes, not what
 _SAFETENSORS = re.compile(r".*I/O error: | \(os error \d+\)$")  # around what went wrong
 _LOOK = 0.02  # seconds between two looks
 
@@ -79,7 +79,8 @@ class Saver:
         ready = self._copy(values) if copied else lambda: values
         act = self._write(half, own, ready)
         state = collected(transport.exchange(agree(transport, lambda: state_on_rank(self._executor.store, optimizer))))
-        index = agree(transport, lambda: self._index(own, step, plans, held_here, _optimizer(optimizer, state)))
+        described = described_optimizer(optimizer, state)
+        index = agree(transport, lambda: self._index(own, step, plans, held_here, described))
         if lease is not None:
             finish = self._finish(folder, half, index, keep, lease)
             act = _both(act, finish)
@@ -253,8 +254,8 @@ def _begin(folder: Path, half: Path, step: int, keep: int, launchers: tuple[Proc
         raise RankError(f"cannot write {folder}: {error.strerror}; name another folder") from None
 
 
-def _optimizer(optimizer: torch.optim.Optimizer | None, state: Collected) -> Optimizer | None:
+def described_optimizer(optimizer: torch.optim.Optimizer | None, state: Collected) -> Optimizer | None:
     if optimizer is None:
         return None
-    groups = [{key: value for key, value in group.items() if key not in _HOW} for group in optimizer.param_groups]
+    groups = [{key: value for key, value in group.items() if key not in HOW} for group in optimizer.param_groups]
     return Optimizer(type(optimizer).__name__, state.names, state.numbers, tuple(map(plain_numbers, groups)))

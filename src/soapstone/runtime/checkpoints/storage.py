@@ -120,6 +120,10 @@ class Checkpoint:
             file.close()
         self._files.clear()
 
+    def wanted(self, held: Mapping[str, Holding]) -> Mapping[str, Holding]:
+        """What of all that a rank keeps is to be in a checkpoint."""
+        return held
+
     def check(self, name: str, holding: Holding, *, convert: bool = False) -> None:
         """Raise RankError unless a tensor is there as it is wanted, all of the boxes."""
         stored = self._stored(name)
@@ -154,7 +158,7 @@ class Checkpoint:
         filled = [torch.empty(chunk.sizes, dtype=holding.dtype) for chunk in holding.chunks]
         missing = [buffer.numel() for buffer in filled]
         for part in _parts(name, stored, holding):
-            filled[part.box][_slices(part.target, part.sizes)].copy_(self._values(stored, part))
+            filled[part.box][slices_of(part.target, part.sizes)].copy_(self._values(stored, part))
             missing[part.box] -= prod(part.sizes)
         assert not any(missing)
         return filled
@@ -177,7 +181,7 @@ class Checkpoint:
     def _values(self, stored: Stored, part: Part) -> torch.Tensor:
         """Some elements of a box."""
         _, _, rank, number = stored.chunks[part.chunk]
-        return self._file(rank).tensor(str(number))[_slices(part.source, part.sizes)]
+        return self._file(rank).tensor(str(number))[slices_of(part.source, part.sizes)]
 
     def _file(self, rank: int) -> TensorFile:
         """A rank's file, which stays open."""
@@ -223,5 +227,5 @@ def _metadata(stored: Stored) -> TensorStorageMetadata:
     return TensorStorageMetadata(properties, torch.Size(stored.shape), chunks)
 
 
-def _slices(offsets: torch.Size, sizes: torch.Size) -> tuple[slice, ...]:
+def slices_of(offsets: torch.Size, sizes: torch.Size) -> tuple[slice, ...]:
     return tuple(slice(first, first + size) for first, size in zip(offsets, sizes))

@@ -1,0 +1,65 @@
+"""What a model's tensors and an optimizer's groups are called, in torch's own state dicts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import RankError
+from ..store import Store
+from ..transports import Transport
+from .index import restore_numbers
+
+Names = Mapping[str, tuple[str, ...]]  # all names of each of the model's tensors, by the one that the graph has
+
+
+def names_of(store: Store, model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Of all that is in the model's state dict."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in model.state_dict():
+        found[store.graph.aliases.get(name, name)].append(name)
+    return {name: tuple(several) for name, several in found.items()}
+
+
+def groups_of(
+    store: Store, transport: Transport, optimizer: torch.optim.Optimizer | None, names: Names
+) -> list[list[str]]:
+    """The parameters that are trained in each of the optimizer's groups, on any rank, in the model's order. Raises
+    RankError where ranks have different groups."""
+    own = {id(parameter): name for name, parameter in store.parameters() if parameter.requires_grad}
+    ranks = transport.exchange(
+        [
+            [own[id(parameter)] for parameter in group["params"] if id(parameter) in own]
+            for group in (() if optimizer is None else optimizer.param_groups)
+        ]
+    )
+    if len({len(groups) for groups in ranks}) > 1:
+        raise RankError("the optimizers of ranks have different parameter groups; give all ranks the same")
+    members = [{name for groups in ranks for name in groups[i]} for i in range(len(ranks[0]))]
+    return [[name for name in names if name in group] for group in members]
+
+
+def kept_by(optimizer: torch.optim.Optimizer, i: int, settings: dict[str, Any], ndim: int) -> set[str] | None:
+    """What such an optimizer keeps for a parameter, as one step shows; None where a step needs more."""
+    parameter = nn.Parameter(torch.zeros([1] * ndim))
+    parameter.grad = torch.zeros_like(parameter)
+    group = {**optimizer.param_groups[i], "foreach": None, "fused": None, "capturable": False}
+    group = {what: value for what, value in group.items() if what in optimizer.param_groups[i]}
+    restore_numbers(group, {what: value for what, value in settings.items() if not isinstance(value, dict)})
+    probe = object.__new__(type(optimizer))
+    try:
+        probe.__setstate__(
+            {
+                "defaults": optimizer.defaults,
+                "state": defaultdict(dict),
+                "param_groups": [{**group, "params": [parameter]}],
+            }
+        )
+        probe.step()
+    except Exception:  # an optimizer of the user's own may want anything
+        return None
+    return {*probe.state[parameter]}
