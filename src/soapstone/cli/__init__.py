@@ -17,10 +17,11 @@ from ..errors import LostRankError, SoapstoneError, meant, printable
 from ..files import version
 from ..processes import end_with_torchrun, last_words
 from . import (
-    cluster,
+    calibrating,
     explaining,
     exporting,
     keeping,
+    launching,
     planning,
     plotting,
     predict,
@@ -53,8 +54,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export-weights": weights.export_weights,
     "profile": profile.profile,
     "plan": planning.plan_command,
-    "calibrate": cluster.calibrate,
-    "ranks": cluster.ranks,
+    "calibrate": calibrating.calibrate,
+    "ranks": launching.ranks,
     "train": training.train,
     "tune": tuning.tune_command,
     "cache": keeping.cache_command,

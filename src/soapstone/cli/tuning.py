@@ -24,7 +24,7 @@ from ..searching.interrupts import Interrupt
 from ..strategy import Strategy, arguments_in
 from ..topology import Topology
 from .arguments import Case, Unplaced, takes_unplaced, topology_of
-from .cluster import measured_links
+from .calibrating import measured_links
 from .common import AsJson, Cell, Interface, Listing, Terminal, bold, duration, is_quiet, print_all, print_json, say
 from .live import EVERY
 from .searching import LEAST_SECONDS, Starts
