@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 
 import soapstone as ss
 from soapstone.runtime import ThreadTransport
+from soapstone.runtime.calibration import Calibrator, assembly, calibrator, passes
 from soapstone.runtime.calibration.assembly import Measured, _growing, assemble
 from soapstone.runtime.calibration.classes import Representatives, classes_of_nodes, classes_of_pairs
 from soapstone.runtime.calibration.meter import SMALL, Meter
 from soapstone.runtime.calibration.passes import LEAST, MOST, Measure, measured
 from soapstone.runtime.calibration.seats import Seats
-from soapstone.runtime.calibration.together import NETWORK, NODE, PORT, groups_of, inside_at_once, out_of
+from soapstone.runtime.calibration.together import NETWORK, NODE, PORT, Selection, groups_of, inside_at_once, out_of
 from soapstone.topology import Device
 
 
@@ -132,9 +134,8 @@ def assembled(nodes: int, found: Any, agree: bool = True) -> ss.Topology:
     where = seats(*[2] * nodes)
     pairs = Representatives(classes_of_pairs(where), lambda each: agree)
     adapters = Representatives(classes_of_nodes(where), lambda each: agree)
-    return assemble(
-        Measured(where, pairs, adapters, groups_of(where), tuple(inside_at_once(where)), found, False)
-    ).topology
+    selection = Selection(where, pairs, adapters, groups_of(where), inside_at_once(where))
+    return assemble(Measured(selection, found, on_cpu=False)).topology
 
 
 def arrival(topology: ss.Topology, messages: list[tuple[int, int]], size: int) -> float:
@@ -196,3 +197,34 @@ def test_ranks_that_take_no_part_in_a_sum_keep_count_of_messages() -> None:
     assert min(rank[0] for rank in found) > 0
     assert len({rank[3] for rank in found}) == 1
     assert found[1][1] > 0
+
+
+@pytest.mark.parametrize(("ranks_of_nodes", "agree"), [((2, 2), 1e9), ((2, 2), 0.0), ((1, 1, 1), 1e9)])
+def test_ranks_on_several_nodes_are_calibrated(
+    ranks_of_nodes: tuple[int, ...], agree: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = (SMALL, 1 << 20, 2 << 20)  # bytes, in place of up to 128 MB
+    for module in (calibrator, assembly):
+        monkeypatch.setattr(module, "MESSAGES", few)
+        monkeypatch.setattr(module, "SUMS", few)
+        monkeypatch.setattr(module, "LARGE", few[-1])
+    where = replace_kind(seats(*ranks_of_nodes), "cpu")
+    monkeypatch.setattr(calibrator, "find_seats", lambda transport, place: where)
+    monkeypatch.setattr(calibrator, "AGREE", agree)  # 0: each pair and node is measured
+    monkeypatch.setattr(passes, "MOST", LEAST)
+
+    def run(rank: int, transport: ThreadTransport) -> ss.Topology:
+        return Calibrator(transport, torch.device("cpu")).run().topology
+
+    found = ss.run_threads(len(where.devices), run)
+    assert all(topology == found[0] for topology in found)
+    assert {(each.members, each.nodes) for each in found[0].sums} == {
+        (len(groups[0]), nodes) for (nodes, _), groups in groups_of(where).items()
+    }
+    adapters = [link for link in found[0].links if link.target == "network"]
+    assert len(adapters) == len(ranks_of_nodes)
+    assert len(found[0].links) == len(where.pairs_inside()) + len(where.devices) + len(adapters)
+
+
+def replace_kind(where: Seats, kind: str) -> Seats:
+    return Seats(tuple(replace(device, kind=kind) for device in where.devices))

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from ...topology import Bus, Device, Link, Sum, Topology
 from ..transports import Pair
-from .classes import Representatives
 from .meter import LARGE, MESSAGES, MIB, SMALL, SUMS
 from .names import all_reduce, message, one_way_out, out_and_in, overhead
 from .passes import Numbers
 from .seats import Seats
-from .together import NETWORK, NODE, PORT
+from .together import NETWORK, NODE, PORT, Selection
 
 DUPLEX = 1.4  # how much faster than one way alone both ways at once are, at least, where they do not share
 CONGESTED = 0.9  # of what their adapters pass, if all nodes at once reach less, the network between them is the limit
@@ -34,16 +33,15 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Measured:
-    """All numbers, and what they are of: which pair and which node each was measured on, the groups by
-    their number of nodes and of ranks on each, and what was measured at once inside a node."""
+    """All numbers, and what they are of."""
 
-    seats: Seats
-    pairs: Representatives[Pair]
-    nodes: Representatives[int]
-    groups: dict[tuple[int, int], list[tuple[int, ...]]]
-    inside: tuple[str, ...]
+    selection: Selection
     numbers: Numbers
     on_cpu: bool
+
+    @property
+    def seats(self) -> Seats:
+        return self.selection.seats
 
 
 def assemble(found: Measured) -> Calibration:
@@ -78,7 +76,7 @@ def _devices(found: Measured) -> tuple[Device, ...]:
 
 def _inside(found: Measured, devices: tuple[Device, ...], pair: Pair) -> Link:
     a, b = pair
-    return _link(found, devices[a].name, devices[b].name, found.pairs[pair])
+    return _link(found, devices[a].name, devices[b].name, found.selection.pairs[pair])
 
 
 def _across(found: Measured, devices: tuple[Device, ...]) -> tuple[list[Link], tuple[Bus, ...]]:
@@ -97,7 +95,7 @@ def _across(found: Measured, devices: tuple[Device, ...]) -> tuple[list[Link], t
 
 def _adapter_link(found: Measured, node: int, alone: float) -> Link:
     """What all ranks of a node reach together, and not less than a lone message does."""
-    one_way, both = (found.numbers[name(found.nodes[node])] for name in (one_way_out, out_and_in))
+    one_way, both = (found.numbers[name(found.selection.nodes[node])] for name in (one_way_out, out_and_in))
     duplex = both > DUPLEX * one_way
     rate = max(one_way, both / 2) if duplex else max(one_way, both)
     return Link(_adapter(node), "network", float(round(max(rate, alone))), duplex=duplex)
@@ -106,7 +104,7 @@ def _adapter_link(found: Measured, node: int, alone: float) -> Link:
 def _typical_pair(found: Measured, rank: int) -> Pair:
     """The pair that a rank's messages to other nodes are taken from. If pairs differ, a rank's fastest has the fewest
     limits of other ranks in it."""
-    pairs = {found.pairs[pair] for pair in found.seats.pairs_across() if rank in pair}
+    pairs = {found.selection.pairs[pair] for pair in found.seats.pairs_across() if rank in pair}
     return min(sorted(pairs), key=lambda pair: found.numbers[message(pair[0], pair[1], LARGE)])
 
 
@@ -134,11 +132,11 @@ def _link(found: Measured, source: str, target: str, pair: Pair) -> Link:
 
 def _sums(found: Measured) -> tuple[Sum, ...]:
     """Groups over numbers of nodes that were not measured take as long as those over the next number that was."""
-    measured = sorted({num_nodes for num_nodes, _ in found.groups})
+    measured = sorted({num_nodes for num_nodes, _ in found.selection.groups})
     sums = []
     for num_nodes in range(measured[0], len(found.seats.nodes) + 1):
         like = next(each for each in measured if each == num_nodes or each > num_nodes > 1)
-        for (nodes, _), groups in found.groups.items():
+        for (nodes, _), groups in found.selection.groups.items():
             if nodes == like:
                 times = {size: found.numbers[all_reduce(groups[0], size)] for size in SUMS}
                 sums.append(Sum(len(groups[0]), num_nodes, _growing(times)))
@@ -150,7 +148,7 @@ def _on_buses(
 ) -> tuple[tuple[Link, ...], tuple[Bus, ...]]:
     """Links inside nodes with the buses that they share."""
     alone = max((link.bandwidth for link in links), default=0.0)  # a lone message is not slowed
-    rates = {name: float(round(max(found.numbers[name], alone))) for name in found.inside}
+    rates = {name: float(round(max(found.numbers[name], alone))) for name in found.selection.inside}
     return shared(devices, links, rates)
 
 

@@ -15,7 +15,7 @@ from .names import all_reduce, message, one_way_out, out_and_in, overhead
 from .passes import Found, Measure, Numbers, measured
 from .programs import Programs
 from .seats import Seats, find_seats
-from .together import NETWORK, both_ways, groups_of, inside_at_once, out_of
+from .together import NETWORK, Selection, both_ways, groups_of, inside_at_once, out_of
 
 Progress = Callable[[float, str], None]
 AGREE = 1.5  # the ratio up to which two of a class are taken to be alike
@@ -35,15 +35,13 @@ class Calibrator:
         if self._place.type == "cpu":
             keep_freed_memory()  # as training does
         seats = find_seats(self._transport, self._place)
-        pairs, nodes = self._representatives(seats)
-        groups, inside = groups_of(seats), inside_at_once(seats)
-        at_once = [messages for by_node in inside.values() for messages in by_node]
-        self._open(pairs.measured, [ranks for several in groups.values() for ranks in several], at_once)
+        selection = Selection(seats, *self._representatives(seats), groups_of(seats), inside_at_once(seats))
         numbers = Numbers()
         if len(seats.devices) > 1:
-            measures = self._measures(seats, pairs, nodes, groups, inside)
+            self._open_all(selection)
+            measures = self._measures(selection)
             numbers = measured(measures, lambda share, what: self._progress(COMPARING + (1 - COMPARING) * share, what))
-        return assemble(Measured(seats, pairs, nodes, groups, tuple(inside), numbers, self._place.type == "cpu"))
+        return assemble(Measured(selection, numbers, self._place.type == "cpu"))
 
     def _representatives(self, seats: Seats) -> tuple[Representatives[Pair], Representatives[int]]:
         """Compare the first and the last of each class of pairs and of nodes."""
@@ -51,7 +49,7 @@ class Calibrator:
         nodes = classes_of_nodes(seats) if len(seats.nodes) > 1 else []
         compared = [pair for each in pairs if len(each.members) > 1 for pair in each.compared]
         adapters = [node for each in nodes if len(each.members) > 1 for node in each.compared]
-        self._open(compared, [], [out_of(seats, node) for node in [*adapters, *(each.members[0] for each in nodes)]])
+        self._open([*compared, *(pair for node in adapters for pair in out_of(seats, node))], [])
         measures = {}
         if compared:
             measures["whether pairs are alike"] = Measure(lambda: self._messages(compared, (SMALL, LARGE)), AGREE - 1)
@@ -70,22 +68,21 @@ class Calibrator:
             Representatives(nodes, lambda each: len(each.members) == 1 or agree_nodes(each)),
         )
 
-    def _open(
-        self, pairs: Iterable[Pair], groups: Iterable[tuple[int, ...]], at_once: Iterable[Iterable[Pair]]
-    ) -> None:
-        """Connect these pairs of ranks and sets of ranks."""
-        messages = [*pairs, *(pair for several in at_once for pair in several)]
-        ordered = dict.fromkeys((min(pair), max(pair)) for pair in messages)
-        self._transport.open(list(ordered), dict.fromkeys(groups, 1))
+    def _open_all(self, selection: Selection) -> None:
+        seats = selection.seats
+        inside = [pair for nodes in selection.inside.values() for messages in nodes for pair in messages]
+        out = [pair for node in selection.nodes.measured for pair in out_of(seats, node)]
+        network = selection.everything_out if len(seats.nodes) > 2 else []
+        groups = [ranks for several in selection.groups.values() for ranks in several]
+        self._open([*selection.pairs.measured, *inside, *out, *network], groups)
 
-    def _measures(
-        self,
-        seats: Seats,
-        pairs: Representatives[Pair],
-        nodes: Representatives[int],
-        groups: dict[tuple[int, int], list[tuple[int, ...]]],
-        inside: dict[str, list[list[Pair]]],
-    ) -> dict[str, Measure]:
+    def _open(self, messages: Iterable[Pair], groups: Iterable[tuple[int, ...]]) -> None:
+        """Connect these pairs of ranks, in whichever order they are named, and these sets of ranks."""
+        pairs = dict.fromkeys((min(pair), max(pair)) for pair in messages)
+        self._transport.open(list(pairs), dict.fromkeys(groups, 1))
+
+    def _measures(self, selection: Selection) -> dict[str, Measure]:
+        seats, pairs, inside = selection.seats, selection.pairs, selection.inside
         programs, meter = Programs(self._meter), self._meter
         small, large = _by_size(MESSAGES)
         found = {
@@ -93,7 +90,7 @@ class Calibrator:
             "large messages": Measure(lambda: self._messages(pairs.measured, large), tolerance=0.15),
             "bursts of messages": Measure(lambda: self._overheads(pairs.measured)),
         }
-        for (num_nodes, each), several in groups.items():
+        for (num_nodes, each), several in selection.groups.items():
             where = f"{each} of each of {num_nodes} nodes" if num_nodes > 1 else f"{each} of a node"
             for what, sizes, tolerance in zip(("small", "large"), _by_size(SUMS), (0.3, 0.15)):
                 act = lambda several=several, sizes=sizes: self._sums(several, sizes)  # noqa: E731
@@ -101,11 +98,12 @@ class Calibrator:
         if inside:
             found["messages at once"] = Measure(lambda: self._inside(inside), tolerance=0.15)
         if len(seats.nodes) > 1:
-            found["what nodes send at once"] = Measure(lambda: self._adapters(seats, nodes.measured), tolerance=0.15)
+            found["what nodes send at once"] = Measure(
+                lambda: self._adapters(seats, selection.nodes.measured), tolerance=0.15
+            )
         if len(seats.nodes) > 2:
-            everything = [pair for node in range(len(seats.nodes)) for pair in both_ways(out_of(seats, node))]
-            self._open([], [], [everything])
-            found["what all nodes send at once"] = Measure(lambda: self._rates({NETWORK: everything}), tolerance=0.15)
+            network = {NETWORK: selection.everything_out}
+            found["what all nodes send at once"] = Measure(lambda: self._rates(network), tolerance=0.15)
         return found | {
             "messages in a program": Measure(lambda: dict(zip(("wall", "thread"), programs.message()))),
             "a sum's cost to its thread": Measure(lambda: {"sum": meter.thread_of_sum()}),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import combinations
 
 from ..transports import Pair
-from .classes import next_node
+from .classes import Representatives, next_node
 from .seats import Seats
 
 PORT, NODE, NETWORK = (
@@ -14,6 +15,26 @@ PORT, NODE, NETWORK = (
     "what all ranks of a node send at once",
     "all nodes at once",
 )
+
+
+Groups = dict[tuple[int, int], list[tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is measured: which pairs and nodes stand for which others; the groups that sum, by their number of nodes and
+    of ranks on each; and what talks at once inside nodes, by node."""
+
+    seats: Seats
+    pairs: Representatives[Pair]
+    nodes: Representatives[int]
+    groups: Groups
+    inside: dict[str, list[list[Pair]]]
+
+    @property
+    def everything_out(self) -> list[Pair]:
+        """What all nodes send at once and receive."""
+        return [pair for node in range(len(self.seats.nodes)) for pair in both_ways(out_of(self.seats, node))]
 
 
 def inside_at_once(seats: Seats) -> dict[str, list[list[Pair]]]:
@@ -39,7 +60,7 @@ def both_ways(pairs: Iterable[Pair]) -> list[Pair]:
     return [way for a, b in pairs for way in ((a, b), (b, a))]
 
 
-def groups_of(seats: Seats) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+def groups_of(seats: Seats) -> Groups:
     """By the number of nodes and of ranks on each, both 1, 2, 4, 8, ... and all there are, the first such set of ranks;
     inside nodes, one of each node, which are measured at once."""
     nodes = sorted(seats.nodes, key=len, reverse=True)
