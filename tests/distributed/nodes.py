@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 import torch
 
 from soapstone.errors import RankError
-from soapstone.runtime.sharing import cpu_ranks, made_nodes, run_ranks, shared_gpu
+from soapstone.runtime.sharing import MadeNodes, cpu_ranks, made_nodes, run_ranks, shared_gpu
 from tests.support.waiting import HANG
+
+from .launch import run_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,10 +43,25 @@ def environment(folder: Path) -> dict[str, str]:
 def on_nodes(
     folder: Path, shape: str, *command: str, gbit: float = 8, options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module or a script on each rank: `on_nodes(folder, "2x2", "soapstone", "calibrate")`."""
+    """Run a module or a script on each rank: `on_nodes(folder, "2x2", "soapstone", "calibrate")`. Without a GPU ranks
+    are forked from this process, unless torchrun starts them."""
+    if not torch.cuda.is_available() and not options:
+        num_nodes, per_node = map(int, shape.split("x"))
+        with made_nodes(num_nodes, gbit) as nodes:
+            return forked(folder, command[command[0] == "soapstone" :], cpu_ranks(per_node, num_nodes), nodes)
     launcher = [sys.executable, "-m", "soapstone", "ranks", shape, "--gbit", str(gbit), *options, "--", sys.executable]
     program = command if command[0].endswith(".py") else ("-m", *command)
     return subprocess.run([*launcher, *program], env=environment(folder), capture_output=True, text=True, timeout=HANG)
+
+
+def forked(
+    folder: Path, command: Sequence[str], ranks: list[dict[str, str]], nodes: MadeNodes
+) -> subprocess.CompletedProcess[str]:
+    """What rank 0 prints, and whether all end well."""
+    own = [{**each, "SOAPSTONE_CACHE": str(folder / "cache")} for each in ranks]
+    done = run_command(folder, command, own, lambda rank: nodes.enter(rank // int(ranks[0]["LOCAL_WORLD_SIZE"])))
+    errors = "".join(each.err for each in done)
+    return subprocess.CompletedProcess(command, max(each.status for each in done), done[0].out, errors)
 
 
 def calibrated(folder: Path, shape: str, gbit: float) -> Path:
@@ -134,10 +152,17 @@ def cut_link(folder: Path, per_node: int) -> list[str]:
             str(folder),
             f"{'h200' if gpu else 'cpu'}:2x{per_node}",
         ]
+        if not gpu:
+            forked(folder, command[1:], environments, nodes)
+            return said_in(folder, 2 * per_node)
         run_ranks(
             command,
             [{**environment(folder), **each, "PYTHONPATH": str(ROOT)} for each in environments],
             HANG,
             lambda rank: nodes.enter(rank // per_node),
         )
-    return [path.read_text() if path.exists() else "" for path in (folder / str(rank) for rank in range(2 * per_node))]
+    return said_in(folder, 2 * per_node)
+
+
+def said_in(folder: Path, ranks: int) -> list[str]:
+    return [path.read_text() if path.exists() else "" for path in (folder / str(rank) for rank in range(ranks))]

@@ -18,6 +18,7 @@ from soapstone.runtime.checkpoints.index import Index
 from soapstone.runtime.sharing import MadeNodes, agents, made_nodes, run_ranks
 from tests.support.waiting import HANG
 
+from .launch import quick_calibration
 from .nodes import check_strategies, environment, needs_nodes, on_nodes
 
 pytestmark = needs_nodes
@@ -29,7 +30,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cluster's topology: tune calibrates what it is not told."""
     folder = tmp_path_factory.mktemp("nodes")
     options = ("--budget", "1", "--limit", "5", "-o", str(folder / "here.json"))
-    done = on_nodes(folder, "2x2", "soapstone", "tune", *MODEL, *options, gbit=4)
+    with quick_calibration():
+        done = on_nodes(folder, "2x2", "soapstone", "tune", *MODEL, *options, gbit=4)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "here.json").read_text())["measured"]["ranks"] == 4
     assert done.stderr.count("Measuring the links") < 20, done.stderr  # no flood in a log
