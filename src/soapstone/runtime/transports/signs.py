@@ -169,10 +169,10 @@ def _accused(signs: dict[int, Sign], silent: set[int], timed_out: bool) -> str:
     """The rank that others wait for, and what it does; nothing where that is not certain yet."""
     for rank, sign in signs.items():
         if sign.state in ("X", "Z"):
-            return f"rank {rank} {_GONE} {sign.doing}; see its log, and its machine's for want of memory"
+            return f"rank {rank} {_GONE} {sign.doing}; see its log, and whether its machine ran out of memory"
     for rank, sign in signs.items() if timed_out else ():
         if sign.state in ("T", "t"):
-            return f"rank {rank} was stopped {sign.doing}: process {sign.process} does not run; end it and begin anew"
+            return f"rank {rank} was stopped {sign.doing}: process {sign.process} does not run; end it and start all ranks again"
     if silent:
         first, *more = sorted(silent)
         who = f"ranks {', '.join(map(str, sorted(silent)))} give" if more else f"rank {first} gives"
@@ -189,9 +189,7 @@ def _unknown(signs: dict[int, Sign], absent: list[int], timed_out: bool) -> str:
         return "the connection to another rank broke; see the other ranks' logs"
     for rank, sign in signs.items():
         if not sign.waiting:
-            return (
-                f"rank {rank} did not come: it is still {sign.doing}; raise the timeout where that is slow, not stuck"
-            )
+            return f"rank {rank} did not come: it is still {sign.doing}; raise the timeout if it is slow, not stuck"
     doing = ", ".join(f"rank {rank} {sign.doing}" for rank, sign in list(signs.items())[:8])
     return f"the ranks wait for one another ({doing}); every rank must make the same calls"
 
