@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 import torch
 
 from soapstone.errors import RankError
-from soapstone.runtime.sharing import MadeNodes, cpu_ranks, made_nodes, run_ranks, shared_gpu
+from soapstone.runtime.checkpoints import latest
+from soapstone.runtime.checkpoints.index import Index
+from soapstone.runtime.sharing import MadeNodes, agents, cpu_ranks, made_nodes, run_ranks, shared_gpu
 from tests.support.waiting import HANG
 
 from .launch import run_command
 
 ROOT = Path(__file__).parents[2]
+MODEL = ("lenet", "--batch", "8", "--dtype", "float64")
 
 
 @cache
@@ -36,8 +40,8 @@ def why_not() -> str:
 needs_nodes = pytest.mark.skipif(bool(why_not()), reason=f"no nodes can be made here: {why_not()}")
 
 
-def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SOAPSTONE_CACHE": str(folder / "cache")}
+def environment(folder: Path, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    return {**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SOAPSTONE_CACHE": str(folder / "cache")}
 
 
 def on_nodes(
@@ -152,17 +156,45 @@ def cut_link(folder: Path, per_node: int) -> list[str]:
             str(folder),
             f"{'h200' if gpu else 'cpu'}:2x{per_node}",
         ]
-        if not gpu:
-            forked(folder, command[1:], environments, nodes)
-            return said_in(folder, 2 * per_node)
         run_ranks(
             command,
-            [{**environment(folder), **each, "PYTHONPATH": str(ROOT)} for each in environments],
+            [environment(folder, each) for each in environments],
             HANG,
             lambda rank: nodes.enter(rank // per_node),
         )
-    return said_in(folder, 2 * per_node)
+    return [path.read_text() if path.exists() else "" for path in (folder / str(rank) for rank in range(2 * per_node))]
 
 
-def said_in(folder: Path, ranks: int) -> list[str]:
-    return [path.read_text() if path.exists() else "" for path in (folder / str(rank) for rank in range(ranks))]
+def lose_a_node(folder: Path, preset: str, per_node: int) -> tuple[str, str]:
+    """Train with two agents of torchrun, take the second one's link down, and let the job end without it; what each
+    agent and its ranks say."""
+    torchrun = (
+        f"{sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node {per_node} --max-restarts 3 "
+        "--rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29500 "
+        "--rdzv-conf is_host=$((1 - NODE_RANK)),join_timeout=60,last_call_timeout=5"
+    )
+    options = f"-t {preset}:2x{per_node} -s data --steps 60 --every 5 --save saved --elastic --timeout 8"
+    command = f"""
+        cd {folder}; echo $$ > shell$NODE_RANK
+        {torchrun} -m soapstone train {" ".join(MODEL)} {options} > said$NODE_RANK 2>&1
+        status=$?; touch ended$NODE_RANK; exit $status
+    """
+    with made_nodes(2) as nodes:
+        Thread(target=_lose_the_second, args=(nodes, folder, 2 * per_node), daemon=True).start()
+        environments = [environment(folder, own) for own in agents(per_node, 2)]
+        statuses = run_ranks(["sh", "-c", command], environments, HANG, nodes.enter)
+    near, far = ((folder / f"said{node}").read_text() for node in range(2))
+    assert statuses == [0, -signal.SIGKILL], near + far
+    return near, far
+
+
+def _lose_the_second(nodes: MadeNodes, folder: Path, num_ranks: int) -> None:
+    """Take the second node's link down when all ranks have saved together, and end its torchrun, which goes on looking
+    for the first node, when the job has ended."""
+    tick = Event()
+    while (path := latest(folder / "saved")) is None or Index.read(path).ranks < num_ranks:
+        tick.wait(0.1)
+    nodes.set_link(1, up=False)
+    while not (folder / "ended0").exists():
+        tick.wait(0.1)
+    os.kill(int((folder / "shell1").read_text()), signal.SIGKILL)

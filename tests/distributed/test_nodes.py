@@ -4,25 +4,18 @@ link between them."""
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
 import soapstone as ss
 from soapstone.runtime.checkpoints import latest
 from soapstone.runtime.checkpoints.index import Index
-from soapstone.runtime.sharing import MadeNodes, agents, made_nodes, run_ranks
-from tests.support.waiting import HANG
 
 from .launch import quick_calibration
-from .nodes import check_strategies, environment, needs_nodes, on_nodes
+from .nodes import MODEL, check_strategies, lose_a_node, needs_nodes, on_nodes
 
 pytestmark = needs_nodes
-MODEL = ("lenet", "--batch", "8", "--dtype", "float64")
 
 
 @pytest.fixture(scope="module")
@@ -53,38 +46,10 @@ def test_strategies_that_cross_nodes_compute_what_one_device_does(here: Path, tm
 def test_a_job_goes_on_without_the_node_that_is_lost(tmp_path: Path) -> None:
     """Two agents of torchrun train; the second's link goes down, its ranks are named, and the job goes on from what
     four ranks saved on the two that are left."""
-    torchrun = (
-        f"{sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node 2 --max-restarts 3 "
-        "--rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29500 "
-        "--rdzv-conf is_host=$((1 - NODE_RANK)),join_timeout=60,last_call_timeout=5"
-    )
-    options = "-t cpu:2x2 -s data --steps 60 --every 5 --save saved --elastic --timeout 8"
-    command = f"""
-        cd {tmp_path}; echo $$ > shell$NODE_RANK
-        {torchrun} -m soapstone train {" ".join(MODEL)} {options} > said$NODE_RANK 2>&1
-        status=$?; touch ended$NODE_RANK; exit $status
-    """
-    with made_nodes(2) as nodes:
-        Thread(target=lose_a_node, args=(nodes, tmp_path), daemon=True).start()
-        environments = [{**environment(tmp_path), **own} for own in agents(2, 2)]
-        statuses = run_ranks(["sh", "-c", command], environments, HANG, nodes.enter)
-    said = [(tmp_path / f"said{node}").read_text() for node in range(2)]
-    assert statuses == [0, -signal.SIGKILL], said
-    assert "ranks 2, 3 give no sign of life any more" in said[0]
-    assert "steps, to go on from" in said[0]
-    assert "the network to its machine is down" in said[1]
+    near, far = lose_a_node(tmp_path, "cpu", 2)
+    assert "ranks 2, 3 give no sign of life any more" in near
+    assert "steps, to go on from" in near
+    assert "the network to its machine is down" in far
     newest = latest(tmp_path / "saved")
     assert newest is not None
     assert Index.read(newest).ranks == 2
-
-
-def lose_a_node(nodes: MadeNodes, folder: Path) -> None:
-    """Take the second node's link down when all ranks have saved together, and end its torchrun, which goes on looking
-    for the first node, when the job has ended."""
-    tick = Event()
-    while (path := latest(folder / "saved")) is None or Index.read(path).ranks < 4:
-        tick.wait(0.1)
-    nodes.set_link(1, up=False)
-    while not (folder / "ended0").exists():
-        tick.wait(0.1)
-    os.kill(int((folder / "shell1").read_text()), signal.SIGKILL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import soapstone as ss
-from tests.distributed.nodes import calibrated, check_strategies, cut_link, needs_nodes, on_nodes
+from tests.distributed.nodes import calibrated, check_strategies, cut_link, lose_a_node, needs_nodes, on_nodes
 
 from .test_commands import SMALL
 
@@ -59,6 +59,13 @@ def test_two_agents_of_torchrun_train_together(tmp_path: Path) -> None:
     done = on_nodes(tmp_path, "2x1", *train, "--check", options=("--agents",))
     assert done.returncode == 0, done.stderr
     assert "Checked 3 steps against" in done.stderr
+
+
+def test_a_job_goes_on_without_the_node_that_is_lost(tmp_path: Path) -> None:
+    near, far = lose_a_node(tmp_path, "h200", 1)
+    assert "rank 1 gives no sign of life any more" in near
+    assert "steps, to go on from" in near
+    assert "the network to its machine is down" in far
 
 
 def test_tune_runs_on_all_nodes(here: Path, tmp_path: Path) -> None:
