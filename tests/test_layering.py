@@ -17,6 +17,7 @@ import pytest
 ORDER = [
     "errors",
     "files",
+    "surroundings",
     "processes",
     "_core",
     "graph",

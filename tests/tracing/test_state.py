@@ -20,7 +20,7 @@ from torch import nn
 import soapstone as ss
 from soapstone.errors import CaptureError
 from soapstone.runtime.transports import alone
-from soapstone.tracing import FrozenValues, recalled
+from soapstone.tracing import FrozenValues
 
 X = torch.randn(4, 3)
 CALLS, SEEN, SCALE = 0, list[int](), 2.0
@@ -440,7 +440,7 @@ def test_a_value_that_changes_after_the_capture_is_refused(case: str) -> None:
     change, undo, said = CHANGED[case]
     work = ss.Workload(Plain(), (X,), loss=torch.sum)
     graph = ss.capture(work)
-    values = FrozenValues(work, recalled(graph))
+    values = FrozenValues(work, graph.frozen)
     change(work.model)  # type: ignore[arg-type]
     try:
         with pytest.raises(CaptureError) as error:
@@ -448,7 +448,7 @@ def test_a_value_that_changes_after_the_capture_is_refused(case: str) -> None:
         assert said in str(error.value)
         assert str(error.value).endswith("set it back, or capture and parallelize anew")
         with pytest.raises(CaptureError):
-            FrozenValues(work, recalled(graph))
+            FrozenValues(work, graph.frozen)
     finally:
         undo(work.model)  # type: ignore[arg-type]
     values.check()
@@ -475,7 +475,7 @@ def test_a_step_and_an_evaluation_say_what_has_changed() -> None:
 
 def test_values_that_forward_does_not_read_may_change() -> None:
     work = ss.Workload(Plain(), (X,), loss=torch.sum)
-    values = FrozenValues(work, recalled(ss.capture(work)))
+    values = FrozenValues(work, ss.capture(work).frozen)
     work.model.unread = 2
     work.model.new = 3  # type: ignore[assignment]
     work.model.a.eval()

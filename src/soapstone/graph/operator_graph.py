@@ -41,6 +41,7 @@ class OperatorGraph:
     aliases: dict[str, str] = field(default_factory=dict, hash=False)  # tied name -> the name kept
     counters: tuple[str, ...] = ()  # buffers that count steps
     draws: tuple[Draw, ...] = ()  # in eager order; a step's "draw" is its place here
+    frozen: dict[str, Any] = field(default_factory=dict, compare=False)  # Python values that forward read, by path
 
     def __repr__(self) -> str:
         return f"OperatorGraph({len(self.ops)} ops, {len(self.parameters)} parameters, {self.fingerprint})"
@@ -156,7 +157,8 @@ class OperatorGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
+        data = {key: item for key, item in encode(self).items() if key != "frozen"}
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property

@@ -14,7 +14,7 @@ from ..graph import OperatorGraph
 from ..parts import common, lengths, reframe
 from ..simulator import simulate
 from ..strategy import Strategy
-from ..tracing import Workload, capture_output
+from ..tracing import FrozenValues, Workload, capture_output
 from .agreement import agree
 from .batch import BatchCheck
 from .draws import CounterDraws
@@ -30,10 +30,13 @@ class Evaluation:
     """For inputs of one shape. Shards of the training that fit are read where they are; `stale` says that some do not,
     and `load` must bring them."""
 
-    def __init__(self, work: Workload, training: Executor, inputs: Sequence[torch.Tensor]) -> None:
-        self._training, transport = training, training.transport
+    def __init__(
+        self, work: Workload, training: Executor, inputs: Sequence[torch.Tensor], frozen: FrozenValues
+    ) -> None:
+        self._training, self._frozen, transport = training, frozen, training.transport
 
         def prepare() -> Plan:
+            frozen.check(mode=False)
             example = work.filled(*(x.to(work.place) if isinstance(x, torch.Tensor) else x for x in inputs))
             graph = capture_output(example, training.graph)
             strategy = _like(graph, training.plan.simulation.strategy)
@@ -74,7 +77,12 @@ class Evaluation:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         executor, graph = self._executor, self._executor.graph
-        agree(executor.transport, lambda: self._check(inputs))
+
+        def check() -> None:
+            self._frozen.check(mode=False)
+            self._check(inputs)
+
+        agree(executor.transport, check)
         for number, shard in self._shared.items():  # as they are now: a user may have set .data
             self._store.shards[number].tensor = shard.tensor.detach()
         found = evaluate(executor, self._check.cut(inputs, executor.place)[0])

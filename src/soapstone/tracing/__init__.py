@@ -12,13 +12,12 @@ from torch import nn
 from ..errors import CaptureError
 from ..graph import OperatorGraph, Settings
 from .build import build
-from .captured import recalled, remember
 from .frozen import FrozenValues
 from .precision import Autocast, device_type
 from .read import trace
 from .workload import Workload, flattened
 
-__all__ = ["FrozenValues", "Workload", "capture", "capture_output", "flattened", "recalled", "remember"]
+__all__ = ["FrozenValues", "Workload", "capture", "capture_output", "flattened"]
 
 
 def capture(
@@ -51,10 +50,7 @@ def capture(
     autocast = Autocast.parse(amp) or Autocast.active(device_type(work))
     with torch.enable_grad():
         found = trace(work.off_meta(), chunk, batch_norm, autocast)
-    graph = build(found, Settings(dims, batch_norm, chunk, work.model.training, str(autocast or "")))
-    trained = {name: parameter.requires_grad for name, parameter in work.model.named_parameters()}
-    remember(graph, replace(found.captured, trained=trained))
-    return graph
+    return build(found, Settings(dims, batch_norm, chunk, work.model.training, str(autocast or "")))
 
 
 def capture_output(work: Workload, like: OperatorGraph) -> OperatorGraph:

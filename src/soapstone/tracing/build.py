@@ -38,6 +38,7 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
         dict(trace.aliases),
         tuple(trace.counters),
         tuple(trace.draws),
+        dict(trace.frozen),
     )
 
 

@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..rules import RULES
-from .captured import Captured
 from .checkpoints import marked_checkpoints
+from .frozen import Scalar, values_read
 from .locating import OUTSIDE, changing, line_that_changes, settling
 from .observe import Observer, own_roots
 from .precision import (
@@ -81,10 +81,10 @@ class _Training(nn.Module):
         try:
             if (change := self.refused[0]) is not None:
                 raise CaptureError(settling(change, line_that_changes(change, lambda: self._loss(batch))))
+            if again is None:
+                return self._loss(batch, observer)
             with marked_call(0):
                 loss = self._loss(batch, observer)
-            if again is None:
-                return loss
             return loss, self._second(again, observer)
         finally:
             found.changes = before.changes(Snapshot(observer.roots))
@@ -177,7 +177,7 @@ class Export(NamedTuple):
 
     program: torch.export.ExportedProgram
     picks: bool
-    read: Captured
+    read: dict[str, Scalar]
 
 
 def export(work: Workload, autocast: Autocast | None, some: bool = True) -> Export:
@@ -223,7 +223,9 @@ def _sentence(error: Exception, model: str) -> str:
     return f"torch.export rejects {model}: {reason}{where}; check that loss and targets fit its output"
 
 
-def _exported(work: Workload, autocast: Autocast | None, picks: Picks) -> tuple[torch.export.ExportedProgram, Captured]:
+def _exported(
+    work: Workload, autocast: Autocast | None, picks: Picks
+) -> tuple[torch.export.ExportedProgram, dict[str, Scalar]]:
     training = _Training(work, autocast, picks)
     found = training.found[0]
     try:
@@ -235,7 +237,7 @@ def _exported(work: Workload, autocast: Autocast | None, picks: Picks) -> tuple[
         raise
     _check_repeats(training)
     assert found.observer is not None
-    return program, Captured.by(found.observer)
+    return program, values_read(found.observer, work)
 
 
 def _export(training: _Training, again: bool = False) -> torch.export.ExportedProgram:

@@ -1,78 +1,152 @@
-"""Values that a user changes after the capture: what plain PyTorch would heed in the next step, and a graph cannot.
+"""Plain Python values that a forward reads: numbers, flags and texts, which are frozen in its graph.
 
-The check compares the values of each object at once, by identity first, and takes some microseconds for a small model.
+A graph has them by path (`graph.frozen`), also one from a file or from the cache. A step compares them with those of
+the model at hand: plain PyTorch would heed one that a user changes, and a graph cannot.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from operator import itemgetter
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from operator import attrgetter, getitem
+from types import CellType
 from typing import Any
 
 from ..errors import CaptureError
-from .captured import Captured, Scalar
-from .locating import described
-from .observe import own_roots
-from .pystate import Place, Snapshot, held
+from .observe import Observer, loaded_globals, own_roots
+from .pystate import Place, Snapshot, described, held
 from .workload import Workload
 
+Scalar = bool | int | float | str | tuple[Any, ...] | None
+_FROZEN = frozenset({bool, int, float, str, type(None)})
+_VARIABLE = "the environment variable {!r}"
+_TRAINS = "requires_grad of {!r}"
+_NAMED = re.compile(r"the (?:global '(?P<name>\w+)' of (?P<module>.+)|environment variable '(?P<variable>.+)')")
 _ANEW = (
-    "but was {} when the model was captured, which its graph goes on with; set it back, or capture and parallelize anew"
+    "but was {!r} when the model was captured, which its graph goes on with; set it back, or capture and parallelize "
+    "anew"
 )
 
 
-class FrozenValues:
-    """Those of a workload. Raises CaptureError where they are not what they were at the capture already."""
+def values_read(observer: Observer, work: Workload) -> dict[str, Scalar]:
+    """By path, the plain values that code which ran mentions, and which parameters are trained."""
+    entries = observer.before.entries
+    values: dict[str, Scalar] = {
+        path: value
+        for path, (_, holder, key, value) in entries.items()
+        if _is_plain(value) and not isinstance(holder, tuple) and _is_read(observer, entries, path, holder, key)
+    }
+    values |= {_VARIABLE.format(name): value for name, value in observer.reads.variables.items()}
+    return values | {_TRAINS.format(name): p.requires_grad for name, p in work.model.named_parameters()}
 
-    def __init__(self, work: Workload, captured: Captured) -> None:
-        places: list[tuple[Place, Scalar]] = list(captured.globals)
-        entries = Snapshot(own_roots(work)).entries if captured.values else {}
-        for path, value in captured.values.items():
-            if path in entries:
-                _, holder, key, _ = entries[path]
-                places.append(((path, holder, key), value))
-        self._all = _Group(places)
-        self._but_mode = _Group([place for place in places if place[0][2] != "training"])
-        parameters = {name: p for name, p in work.model.named_parameters() if name in captured.trained}
-        self._parameters = tuple(parameters.items())
-        self._trained = [captured.trained[name] for name in parameters]
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(type(item) in _FROZEN and item == item for item in value)
+    return type(value) in _FROZEN and value == value
+
+
+def _is_read(observer: Observer, entries: Mapping[str, tuple[Any, ...]], path: str, holder: Any, key: Any) -> bool:
+    if path.startswith("the global"):
+        return "[" not in path and _is_loaded(observer, holder, key)
+    if isinstance(holder, CellType):
+        return any(f"variable {name!r} " in path for name in observer.free)
+    if key == "training":
+        owner = type(entries.get(path.rpartition(".")[0], (None,) * 4)[3])
+        if owner.__module__.startswith("torch.nn.") and "training" not in owner.forward.__code__.co_names:
+            return False  # the same in train and eval mode
+    name = key if isinstance(key, str) else path.partition("[")[0].rpartition(".")[2]
+    return name in observer.names
+
+
+def _is_loaded(observer: Observer, space: Any, name: Any) -> bool:
+    """Whether code reads a global: by itself if it is the code's own, by name if it is another module's."""
+    codes = [code for code, known in observer.codes.items() if known is space]
+    return not codes or any(name in loaded_globals(code) for code in codes)
+
+
+class FrozenValues:
+    """Those of a workload and its graph. Raises CaptureError if they are not what they were at the capture already."""
+
+    def __init__(self, work: Workload, values: Mapping[str, Any]) -> None:
+        entries = Snapshot(own_roots(work)).entries if values else {}
+        parameters = {_TRAINS.format(name): (p, "requires_grad") for name, p in work.model.named_parameters()}
+        found = []
+        for path, value in values.items():
+            place = _named(path) or parameters.get(path) or (entries[path][1:3] if path in entries else None)
+            if place is not None:
+                found.append(((path, *place), tuple(value) if isinstance(value, list) else value))
+        self._all = _Values(found)
+        self._but_mode = _Values([(place, value) for place, value in found if place[2] != "training"])
         self.check()
 
     def check(self, *, mode: bool = True) -> None:
         """Raise CaptureError for a value that has changed since; without `mode`, none of train and eval mode."""
         (self._all if mode else self._but_mode).check()
-        if [parameter.requires_grad for _, parameter in self._parameters] != self._trained:
-            for (name, parameter), trained in zip(self._parameters, self._trained):
-                if parameter.requires_grad != trained:
-                    now = f"requires_grad of {name!r} is {parameter.requires_grad}"
-                    raise CaptureError(f"{now}, {_ANEW.format(trained)}")
 
 
-class _Group:
-    """Places with the values that they should have, read by holder."""
+def _named(path: str) -> tuple[Any, Any] | None:
+    """The holder and key of a global or a variable of the environment; None for other paths, and for modules that this
+    process has not loaded."""
+    match = _NAMED.fullmatch(path)
+    if match is None:
+        return None
+    if match["variable"] is not None:
+        return os.environ, match["variable"]
+    space = vars(sys.modules.get(match["module"], sys))
+    return (space, match["name"]) if match["name"] in space else None
+
+
+class _Values:
+    """Places with the values that they should have. A check reads them in C, and takes some 50 ns for each."""
 
     def __init__(self, places: list[tuple[Place, Scalar]]) -> None:
         self._places = places
-        by_holder: dict[int, tuple[Any, list[Any], list[Scalar]]] = defaultdict(lambda: (None, [], []))
-        self._others = []
-        for (path, holder, key), value in places:
-            if isinstance(holder, dict | list | tuple):
-                _, keys, values = by_holder[id(holder)]
-                by_holder[id(holder)] = holder, [*keys, key], [*values, value]
-            else:
-                self._others.append(((path, holder, key), value))
-        self._read = [
-            (itemgetter(*keys), holder, tuple(values) if len(values) > 1 else values[0])
-            for holder, keys, values in by_holder.values()
-        ]
+        self._reads: list[tuple[Callable[[], list[Any]], list[Scalar]]] = []
+        groups: dict[str, tuple[list[Any], list[Any], list[Scalar]]] = {}
+        for (_, holder, key), value in places:
+            if isinstance(holder, type):
+                holder = vars(holder)
+            way, key = _way(holder, key)
+            for of_all, own in zip(groups.setdefault(way, ([], [], [])), (holder, key, value)):
+                of_all.append(own)
+        for way, (holders, keys, values) in groups.items():
+            self._reads.append((_reader(way, holders, keys), values))
 
     def check(self) -> None:
         try:
-            if not self._others and all([read(it) == values for read, it, values in self._read]):  # noqa: C419  faster
+            if all([read() == values for read, values in self._reads]):  # noqa: C419  faster
                 return
-        except LookupError:  # something is gone
+        except (LookupError, ValueError, AttributeError, RuntimeError):  # something is gone, or a tensor now
             pass
         for (path, holder, key), value in self._places:
-            now = held(holder, key)
-            if now is not value and now != value:
-                raise CaptureError(f"{described(path)} is {now!r}, {_ANEW.format(repr(value))}")
+            now = os.environ.get(key) if holder is os.environ else held(holder, key)
+            if now is not value and (not _is_plain(now) or now != value):
+                raise CaptureError(f"{described(path)} is {now!r}, {_ANEW.format(value)}")
+
+
+def _way(holder: Any, key: Any) -> tuple[str, Any]:
+    if holder is os.environ:
+        return "variable", key
+    if isinstance(holder, CellType):
+        return "cell_contents", key
+    if key == "requires_grad":
+        return "requires_grad", key
+    if isinstance(holder, dict):  # one of a kind of its own may make what it is asked for
+        return "dict", key
+    return ("item", key) if hasattr(holder, "__getitem__") else ("attribute", key)
+
+
+def _reader(way: str, holders: list[Any], keys: list[Any]) -> Callable[[], list[Any]]:
+    if way == "variable":
+        return lambda: list(map(os.environ.get, keys))
+    if way == "dict":
+        return lambda: list(map(dict.__getitem__, holders, keys))
+    if way == "item":
+        return lambda: list(map(getitem, holders, keys))
+    if way == "attribute":
+        return lambda: list(map(getattr, holders, keys))
+    get = attrgetter(way)
+    return lambda: list(map(get, holders))

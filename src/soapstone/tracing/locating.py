@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from .observe import is_users
-from .pystate import Change, same
+from .pystate import Change, described, same
 from .users_code import Line
 
 OUTSIDE = "compute it outside of the model, and pass it as an input"
@@ -31,11 +31,6 @@ def settling(change: Change, line: Line | None) -> str:
         f"the model sets {described(change.path)} in its first forward{_at(line)} and computes something else in the "
         "next ones, but a captured graph would always do what the first does; set it before the capture"
     )
-
-
-def described(path: str) -> str:
-    """'layers.0.count' for a place in the model; other places have a name as it is."""
-    return repr(path.lstrip(".")) if path.startswith(".") else path
 
 
 def _at(line: Line | None) -> str:

@@ -11,6 +11,7 @@ also call code at any time, such as callbacks of the garbage collector; that is 
 from __future__ import annotations
 
 import datetime
+import dis
 import gc
 import signal
 import sys
@@ -18,14 +19,15 @@ import time
 import traceback
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
-from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ..surroundings import Reads, is_installed, noted_variables
 from .pystate import Place, Roots, Snapshot, is_foreign
 from .users_code import Line
 from .workload import Workload
@@ -57,14 +59,16 @@ def add_class(roots: Roots, cls: type) -> list[Place | None]:
 
 
 class Observer(TorchFunctionMode):
-    """Around one call or several. Knows the `names` that the code mentions which ran, and the first line that read a
-    clock; and the places of state in `roots`, with what was there `before`."""
+    """Around one call or several. Knows the `names` that the code mentions which ran, the first line that read a clock,
+    and the variables of the environment that it `reads`; and the places of state in `roots`, with what was there
+    `before`."""
 
     def __init__(self, work: Workload) -> None:
         super().__init__()
         self.roots, self.names, self.free = own_roots(work), set[str](), set[str]()
         self.codes: dict[CodeType, dict[str, Any]] = {}  # the user's, and their globals
         self.clock: Line | None = None
+        self.reads, self._noting = Reads(), ExitStack()
         self._packages = {_package(type(module).__module__) for module in work.model.modules()}
         self._packages.add(_package(getattr(work.loss, "__module__", None)))
         self._callbacks = _callbacks()
@@ -74,6 +78,7 @@ class Observer(TorchFunctionMode):
 
     def __enter__(self) -> Observer:
         super().__enter__()  # type: ignore[no-untyped-call]
+        self._noting.enter_context(noted_variables(self.reads))
         self._previous = sys.getprofile()
         if self._previous is None:  # a profiler keeps its place, and then globals are not seen
             sys.setprofile(self._event)
@@ -82,6 +87,7 @@ class Observer(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         if self._previous is None:
             sys.setprofile(None)
+        self._noting.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,12 +164,6 @@ def _package(module: object) -> str:
     return str(module).partition(".")[0]
 
 
-@cache
-def is_installed(file: str | None) -> bool:
-    """Whether a module's file is that of an installed package."""
-    return file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-
-
 def _callbacks() -> set[CodeType]:
     """Of the garbage collector and of signals."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
@@ -193,3 +193,10 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
     for const in code.co_consts:
         if isinstance(const, CodeType):
             yield from codes_in(const)
+
+
+@cache
+def loaded_globals(code: CodeType) -> frozenset[str]:
+    """The names of globals that a function's own code reads."""
+    steps = dis.get_instructions(code)
+    return frozenset(str(step.argval) for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))

@@ -221,6 +221,11 @@ class Snapshot:
         return ("object", type(value))
 
 
+def described(path: str) -> str:
+    """'layers.0.count' for a place in the model; other places have a name as it is."""
+    return repr(path.lstrip(".")) if path.startswith(".") else path
+
+
 def held(holder: Any, key: Any) -> Any:
     """What is at a place, ABSENT if there is nothing."""
     try:

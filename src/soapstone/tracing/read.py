@@ -78,7 +78,7 @@ def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None
         raise CaptureError(_CHOSEN.format("")) from None
     if picks and not _nothing_is_nothing(read, program, lambda: export(work, autocast, some=False).program):
         raise CaptureError(_IF_NONE.format(type(work.model).__name__))
-    found.captured = values
+    found.frozen = values
     return found
 
 

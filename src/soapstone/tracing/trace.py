@@ -12,7 +12,6 @@ import torch
 from ..errors import CaptureError
 from ..graph import ITEM_SIZES, Draw
 from ..rules import Call, Rule, facts_of, rule_for
-from .captured import Captured
 
 Shape = tuple[int, ...]
 
@@ -56,7 +55,7 @@ class Trace:
     counters: list[str] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     chosen: dict[int, Chosen] = field(default_factory=dict)
-    captured: Captured = field(default_factory=Captured)
+    frozen: dict[str, Any] = field(default_factory=dict)  # Python values that forward read
 
 
 class Recorder:
