@@ -9,7 +9,7 @@ NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at r
 CORE_TESTS := tests/topology tests/searching $(addprefix tests/simulator/test_,taskgraph.py incremental.py bounds.py)
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
 
-.PHONY: help setup demo test test-long test-gpu docs lint types check-stub unit sanitize bench bench-all paper stub clean
+.PHONY: help setup demo test test-long test-busy test-gpu docs lint types check-stub unit sanitize bench bench-all paper stub clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,8 +48,11 @@ check-stub: setup
 unit: setup
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
-test-long: setup  ## the tests that `make test` leaves out: more seeds, two nodes
+test-long: setup  ## the tests that `make test` leaves out: more seeds, more models
 	$(BIN)/python -m pytest -n 2 -m long
+
+test-busy: setup  ## the tests three times beside 8 busy processes, and those that ever failed: they depend on time
+	$(BIN)/python -m tests.busy
 
 test-gpu: setup  ## the tests that need a GPU: several NCCL ranks share it
 	$(BIN)/python -m pytest tests/gpu

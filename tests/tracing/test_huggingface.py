@@ -52,7 +52,7 @@ def test_it_trains_like_one_device(name: str, seed: int) -> None:
         assert_same(record, reference(name))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases(MODELS, long=set(MODELS) - {*OFTEN}))
 def test_its_facts_are_those_of_eager_pytorch(name: str) -> None:
     """Flops of products, and bytes that stay for backward. Ours may be more: a concatenation is made anew for each of
     its readers. Or less: eager's einsum makes copies that are contiguous, and its attention keeps all scores where
