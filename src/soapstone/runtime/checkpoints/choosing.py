@@ -1,4 +1,4 @@
-"""Which checkpoint of a folder is taken: the newest, or if the user says so, the newest that is not damaged."""
+"""Choosing a checkpoint of a folder: the newest, or if the user asks for it, the newest that is not damaged."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .index import DamagedError
 from .storage import Checkpoint
 
 T = TypeVar("T")
-Examined = tuple[Checkpoint | None, str]  # None if it is damaged, and how
-Chosen = tuple[Checkpoint, dict[str, str]]  # and what is wrong with newer ones, by path
+Examined = tuple[Checkpoint | None, str]  # a checkpoint, or None and how it is damaged
+Chosen = tuple[Checkpoint, dict[str, str]]  # a checkpoint, and what is wrong with newer ones, by path
 
 
 def chosen(folder: Path, transport: Transport, last_good: bool) -> Chosen:
-    """The same checkpoint on all ranks, which have read all of its files to check them. Raises RankError on all ranks
-    if there is none, or if the newest is damaged and `last_good` is not given."""
+    """The same checkpoint on all ranks, after they have checked all of its files. Raises RankError on all ranks if
+    there is none, or if the newest is damaged and `last_good` is false."""
     paths = transport.exchange(agree(transport, lambda: _listed(folder) if transport.rank == 0 else []))[0]
     return _first(folder, paths, lambda path: _examined(path, transport), last_good)
 
 
 def chosen_alone(folder: Path, last_good: bool) -> Chosen:
-    """As `chosen`, in one process."""
+    """Like `chosen`, for a single process."""
 
     def examined(path: Path) -> Examined:
         found, problem = _tried(lambda: Checkpoint(path))
@@ -57,7 +57,7 @@ def _first(folder: Path, paths: list[str], examine: Callable[[Path], Examined], 
 
 
 def _examined(path: Path, transport: Transport) -> Examined:
-    """A checkpoint that no rank finds damaged. Each rank reads some of its files."""
+    """The checkpoint, unless some rank finds it damaged. Each rank checks some of its files."""
     found, problem = _all_tried(transport, lambda: Checkpoint(path))
     if found is None or problem:
         return None, problem
@@ -75,7 +75,7 @@ def _verify(checkpoint: Checkpoint, ranks: range) -> None:
 
 
 def _tried(act: Callable[[], T]) -> tuple[T | None, str]:
-    """What it returns, or what it finds damaged."""
+    """What `act` returns and "", or None and the message of its DamagedError."""
     try:
         return act(), ""
     except DamagedError as error:
@@ -83,7 +83,7 @@ def _tried(act: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def _all_tried(transport: Transport, act: Callable[[], T]) -> tuple[T | None, str]:
-    """The same on every rank, with what any rank finds damaged."""
+    """Like `_tried`, on every rank; the message is that of the first rank that finds damage."""
     found, problem = agree(transport, lambda: _tried(act))
     said = transport.exchange(problem)
     named = [text if transport.size == 1 else f"rank {rank}: {text}" for rank, text in enumerate(said) if text]

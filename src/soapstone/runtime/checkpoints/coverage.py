@@ -1,4 +1,4 @@
-"""Whether boxes of a tensor are apart from one another. Those that are fill it when their sizes add up to its."""
+"""Whether boxes of a tensor overlap. If they do not, and have as many elements as the tensor, they fill it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 Corners = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes, each at least 1
-_MOST_PAIRS = 1024  # boxes that no straight cut separates; a save makes none
+_MOST_PAIRS = 1024  # the most boxes that are compared in pairs; cuts separate all boxes that a save writes
 
 
 def are_apart(boxes: Sequence[Corners]) -> bool:
-    """Whether no two boxes overlap. Cuts along one axis separate most boxes, and the rest is compared in pairs."""
+    """Whether no two boxes overlap. Cuts along an axis separate most boxes; those that no cut separates are compared in
+    pairs."""
     groups = [list(boxes)]
     while groups:
         group = groups.pop()
@@ -22,7 +23,7 @@ def are_apart(boxes: Sequence[Corners]) -> bool:
 
 
 def _separated(boxes: Sequence[Corners]) -> list[list[Corners]]:
-    """Groups of boxes whose intervals on some axis do not meet; one group if no axis separates any."""
+    """Groups of boxes whose intervals on some axis do not overlap; one group if no axis separates any."""
     for axis in range(len(boxes[0][0])):
         groups = list(_groups(boxes, axis))
         if len(groups) > 1:

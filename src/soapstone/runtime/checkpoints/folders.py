@@ -1,4 +1,4 @@
-"""The folder that checkpoints are in: `step-000000100` and so on, and halves of such."""
+"""The folder that checkpoints are in: `step-000000100` and so on, and temporary folders of saves in progress."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Saved(NamedTuple):
 
 
 def saved_in(folder: Path) -> list[Saved]:
-    """The checkpoints of a folder, the newest last. One that lost its index, or is no folder any more, is among them:
-    a save makes a folder visible when all of it is there."""
+    """The checkpoints of a folder, the newest last. A checkpoint without an index is among them: a save gives a folder
+    its name only when it is complete, so the index was lost later."""
     matches = [(path, _PATTERN.fullmatch(path.name)) for path in folder.glob("step-*")]
     return sorted(Saved(int(match[1]), int(match[2] or 0), path) for path, match in matches if match)
 
@@ -45,7 +45,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Give a damaged checkpoint another name, so that it is nobody's newest; where it is then."""
+    """Rename a damaged checkpoint, so that no load takes it for the newest. Returns its new path."""
     for number in count():
         place = path.with_name(f"damaged-{path.name}" + (f"-{number}" if number else ""))
         if place.exists():
@@ -53,13 +53,13 @@ def set_aside(path: Path) -> Path:
         try:
             path.rename(place)
         except OSError as error:
-            raise RankError(f"cannot rename the damaged {path}: {error.strerror}; move it away") from None
+            raise RankError(f"cannot rename the damaged checkpoint {path}: {error.strerror}; move it away") from None
         return place
     raise AssertionError
 
 
 def name_of(step: int, others: Iterable[Saved] = ()) -> str:
-    """What a checkpoint is called; one of a step that was saved before does not take the other's name."""
+    """The name of a checkpoint. If its step was saved before, a number is added."""
     again = max((other.again + 1 for other in others if other.step == step), default=0)
     return f"step-{step:09}.{again}" if again else f"step-{step:09}"
 
@@ -70,14 +70,14 @@ def prune(folder: Path, keep: int) -> None:
     stay = list(newest.values())[-keep:]
     for saved in saved_in(folder):
         is_whole = (saved.path / NAME).exists()
-        if saved not in stay and (is_whole or saved < min(stay, default=saved)):  # a newer one is for its user to see
-            half = saved.path.with_name(f"{HALF}{saved.path.name}")  # never seen with some of its files
+        if saved not in stay and (is_whole or saved < min(stay, default=saved)):  # newer damaged ones stay for the user
+            half = saved.path.with_name(f"{HALF}{saved.path.name}")  # so that nobody sees it with some of its files
             with suppress(OSError):
                 saved.path.rename(half)
             shutil.rmtree(half, ignore_errors=True)
 
 
 def remove_halves(folder: Path) -> None:
-    """Remove what a save left that did not come to its end."""
+    """Remove the temporary folders of saves that were not completed."""
     for path in folder.glob(f"{HALF}step-*"):
         shutil.rmtree(path, ignore_errors=True)

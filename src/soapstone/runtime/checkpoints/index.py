@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, in JSON: where each box of each tensor is, and the numbers that are no tensors."""
+"""The index of a checkpoint, in JSON: where each box of each tensor is, and the numbers that are not tensors."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Stored:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise SoapstoneError(f"{shortened(self.dtype)} is no type of numbers")
+            raise SoapstoneError(f"{shortened(self.dtype)} is not a type of numbers")
         if min(self.shape, default=0) < 0 or prod(self.shape) >= _MOST:
-            raise SoapstoneError(f"{shortened(self.shape)} is no shape")
+            raise SoapstoneError(f"{shortened(self.shape)} is not a shape")
         for offsets, sizes, _, _ in self.chunks:
             fits = len(offsets) == len(sizes) == len(self.shape) and min((0, *offsets)) >= 0 and min((1, *sizes)) > 0
             if not fits or any(first + size > end for first, size, end in zip(offsets, sizes, self.shape)):
@@ -69,7 +69,8 @@ class Stored:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Its class, the names of all that it keeps for each parameter, the numbers among that, and groups' settings."""
+    """The optimizer's class, the names of its values for each parameter, the plain numbers among these, and the
+    settings of its parameter groups."""
 
     kind: str
     state: dict[str, tuple[str, ...]]
@@ -79,8 +80,8 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Index:
-    """`own` is a name that no other checkpoint has, and that its files have, too; `files` are the sizes and checksums
-    of the ranks' files; `names` has the model's own names for tensors, several for one that is tied."""
+    """`own` is a unique name, which is also in the ranks' files; `files` are the sizes and checksums of these files;
+    `names` are the model's own names for tensors, several for one that is tied."""
 
     own: str
     step: int
@@ -148,7 +149,7 @@ class Index:
         return found
 
     def check(self) -> None:
-        """Raise SoapstoneError unless all that it names is there."""
+        """Raise SoapstoneError unless boxes, files and names match one another."""
         chunks = [chunk for stored in self.tensors.values() for chunk in stored.chunks]
         numbers: list[set[int]] = [set() for _ in self.files]
         for _, _, rank, number in chunks:
@@ -159,29 +160,29 @@ class Index:
             raise SoapstoneError("a file has more tensors than boxes")
         for own in self.names.values():
             if own not in self.counters and f"model/{own}" not in self.tensors:
-                raise SoapstoneError(f"{shortened(own)} is nowhere")
+                raise SoapstoneError(f"{shortened(own)} is in no file")
         self._check_state()
 
     def _check_state(self) -> None:
-        """Raise SoapstoneError unless the optimizer's state is complete: of each parameter that has some, all of it."""
+        """Raise SoapstoneError unless the optimizer's state is complete for each parameter that has any."""
         state = {} if self.optimizer is None else self.optimizer.state
         numbers = {} if self.optimizer is None else self.optimizer.numbers
         kept = {f"optimizer/{what}/{name}" for name, own in state.items() for what in own}
         given = {f"optimizer/{what}/{name}" for name, row in numbers.items() for what in row}
         there = {place for place in self.tensors if place.startswith("optimizer/")}
         for place in sorted((kept ^ (there | given)) | {f"model/{name}" for name in state} - self.tensors.keys()):
-            raise SoapstoneError(f"the optimizer's state is incomplete or more than it had: {shortened(place)}")
+            raise SoapstoneError(f"the optimizer's state has less or more than was saved: {shortened(place)}")
         for name, own in state.items():
             tensors = [self.tensors[place] for what in own if (place := f"optimizer/{what}/{name}") in there]
             whole = self.tensors[f"model/{name}"]
             sizes = {stored.num_elements for stored in tensors if stored.shape == whole.shape}
             others = [stored for stored in tensors if stored.shape != whole.shape]
             if len(sizes) > 1 or not all(stored.is_complete for stored in others):
-                raise SoapstoneError(f"the optimizer has only a part of what it kept for {shortened(name)}")
+                raise SoapstoneError(f"the optimizer's state has only a part of the values for {shortened(name)}")
 
 
 def sealed(data: bytes) -> bytes:
-    """The index with the checksum of all its bytes, those of the checksum taken as zeros."""
+    """The index with the checksum of all its bytes, computed with zeros in place of the checksum itself."""
     blank = _START + BLANK + data[_END:]
     return _START + xxh3_128(blank).hexdigest().encode() + data[_END:]
 

@@ -1,9 +1,9 @@
-"""A folder of checkpoints belongs to one run at a time: a file in it says which, and that it is alive.
+"""The lease on a folder of checkpoints: a file in the folder that names the one run that may use it.
 
-The file has the process that writes checkpoints (rank 0's), which others on the same machine can look for, and its
-modification time is a heartbeat for all others. Times are compared as the file server has them: with the time of a file
-that was just written there, never with a clock of this machine. Files are made with O_EXCL and taken away with rename,
-which are atomic on network file systems, too.
+The file names the process that writes checkpoints (rank 0's), which runs on the same machine can look up. Its
+modification time is a heartbeat for runs on other machines. It is compared with the modification time of a file that
+was just written there, never with a clock of this machine, so that both times come from the file server. The file is
+created with O_EXCL and removed by renaming it, which is atomic on network file systems, too.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ..transports import Transport
 
 NAME = f"{HALF}run.json"
 BEAT = 5.0  # seconds between two heartbeats
-SILENCE = 60.0  # seconds without a heartbeat after which a run on another machine is gone
+SILENCE = 60.0  # seconds without a heartbeat after which a run on another machine counts as dead
 _LOOK = 0.5  # seconds between two looks at another run's heartbeat
 _UNREAD = 2.0  # seconds in which a file that is being written must become readable
-_SETTLE = 0.1  # seconds after which nobody takes a dead run's file for this one's any more
+_SETTLE = 0.1  # seconds after a takeover within which another run may still rename this run's file by mistake
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A run that writes to a folder. Restarts keep `run`; `own` is another for each. `launchers` are the torchruns of
-    its ranks: a restart has one of them at least. Once `has_ended` it keeps the folder from nobody, but restarts still
-    know it for theirs."""
+    """A run that writes to a folder. Restarts keep `run`, and have an `own` of their own. `launchers` are the torchrun
+    processes of its ranks; a restart has at least one of them. Once it `has_ended`, any run may take the folder, but a
+    restart still recognizes it."""
 
     run: str
     own: str
@@ -55,25 +55,25 @@ class Owner:
         return f"run {self.run}{name} (process {self.process.number} on {self.host}, since {self.since})"
 
     def is_restarted_by(self, launchers: Iterable[Process]) -> bool:
-        """Whether one of its torchruns has started these ranks, too."""
+        """Whether one of its launchers is among these."""
         return not set(self.launchers).isdisjoint(launchers)
 
 
 class TakenOverError(RankError):
-    """Another run has the folder, to which this one seemed gone."""
+    """Another run took over the folder, since this one seemed dead."""
 
 
 class Lease:
-    """A folder that is this run's until `release`."""
+    """A folder that this run may use until `release`."""
 
     def __init__(self, folder: Path, owner: Owner) -> None:
         self.folder, self.owner = folder, owner
-        self.is_missed = False  # the file, and that has been said
+        self.is_missed = False  # the file was found to be missing, and the user was warned
         self._lock = threading.Lock()
 
     def beat(self) -> None:
-        """Show that this run is alive. Raises TakenOverError where the folder is another run's by now, and makes the
-        file again where somebody has removed it."""
+        """Show that this run is alive. Creates the file again if it was removed. Raises TakenOverError if another run
+        has taken over the folder."""
         path = self.folder / NAME
         with self._lock:
             try:
@@ -82,7 +82,7 @@ class Lease:
                     self._miss()
                 elif found not in (None, self.owner):
                     raise TakenOverError(
-                        f"{self.folder} was taken over by {found}, to which this one seemed gone; end one of them"
+                        f"{self.folder} was taken over by {found}, since this run seemed dead; end one of the two"
                     )
                 os.utime(path)
             except FileNotFoundError:
@@ -97,7 +97,8 @@ class Lease:
         self.is_missed = True
 
     def renew(self) -> None:
-        """Make sure that the folder is there, and this run's. Raises TakenOverError otherwise."""
+        """Make sure that the folder exists and is this run's. Raises TakenOverError if another run has taken it
+        over."""
         self.beat()
         if self.is_missed:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,7 @@ class Lease:
             self.is_missed = False
 
     def release(self, *, restartable: bool = False) -> None:
-        """Leave the folder to others. `restartable` keeps the file, so that a restart of this run knows it."""
+        """Give up the folder. `restartable` keeps the file, so that a restart of this run recognizes it."""
         _leases.pop(self.folder, None)
         path = self.folder / NAME
         with self._lock, suppress(OSError, SoapstoneError):
@@ -117,11 +118,11 @@ class Lease:
 
 
 _leases: dict[Path, Lease] = {}  # of this process
-_beating: list[tuple[int, threading.Event]] = []  # the process whose thread shows that it is alive, one at most
+_beating: list[tuple[int, threading.Event]] = []  # the process whose thread writes heartbeats, one at most
 
 
 def hold(folder: Path, launchers: Iterable[Process] = ()) -> Lease:
-    """Make a folder this run's, unless it is already. Raises RankError where another run has it that is alive."""
+    """Take a folder for this run, unless this run has it already. Raises RankError if a live run has it."""
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     lease = _leases.get(folder)
@@ -136,14 +137,14 @@ def hold(folder: Path, launchers: Iterable[Process] = ()) -> Lease:
 
 
 def launchers_of(transport: Transport) -> tuple[Process, ...]:
-    """The torchruns of all ranks; every rank calls it."""
+    """The torchrun processes of all ranks; every rank calls it."""
     own = torchrun()
     rows = transport.exchange(() if own is None else (own.machine, own.number, own.started))
     return tuple(sorted({Process(*row) for row in rows if row}, key=str))
 
 
 def owner_of(folder: Path, launchers: Iterable[Process] = ()) -> Owner | None:
-    """The run that has, or had, a folder. Raises RankError where it is alive, and not started by these torchruns."""
+    """The run that has, or had, a folder. Raises RankError if it is alive, unless one of these launchers started it."""
     found = _read(folder / NAME)
     if found is not None and not found.is_restarted_by(launchers):
         _check_gone(folder, found)
@@ -169,7 +170,7 @@ def _take(folder: Path, own: Owner) -> Owner:
             if time.monotonic() < unread:
                 time.sleep(_LOOK / 10)
             else:
-                path.unlink(missing_ok=True)  # nobody writes it any more
+                path.unlink(missing_ok=True)  # whoever created it died before it was written
             continue
         if found.is_restarted_by(own.launchers) or found.process == own.process:
             own = replace(own, run=found.run)
@@ -177,11 +178,11 @@ def _take(folder: Path, own: Owner) -> Owner:
             _check_gone(folder, found)
         settle = _SETTLE
         if _remove(path, found) and own.run != found.run and not found.has_ended:
-            _tell(f"{folder} was that of {found}, which is gone; it is this run's now.")
+            _tell(f"{folder} belonged to {found}, which has ended; it belongs to this run now.")
 
 
 def _create(path: Path, owner: Owner) -> bool:
-    """Whether there was no such file."""
+    """Create the file. False if there is one already."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     except FileExistsError:
@@ -196,7 +197,7 @@ def _encoded(owner: Owner) -> str:
 
 
 def _read(path: Path) -> Owner | None:
-    """None where there is none, or none that can be read."""
+    """The owner that the file names; None if the file is missing or cannot be read."""
     try:
         found: Owner = decode(Owner, read_json(path, 2**16), str(path))
     except SoapstoneError:
@@ -205,7 +206,7 @@ def _read(path: Path) -> Owner | None:
 
 
 def _remove(path: Path, found: Owner) -> bool:
-    """Take a file away, unless it has become another run's meanwhile."""
+    """Remove the file of a dead run. False if it has become another run's meanwhile."""
     aside = path.with_name(f"{HALF}run-{uuid4().hex}")
     try:
         path.rename(aside)
@@ -220,7 +221,7 @@ def _remove(path: Path, found: Owner) -> bool:
 
 
 def _check_gone(folder: Path, found: Owner) -> None:
-    """Raise RankError where a run is alive; where only its heartbeat can say so, wait for one."""
+    """Raise RankError if a run is alive. On another machine only a heartbeat shows that, so wait for one."""
     if found.has_ended:
         return
     ended = found.process.has_ended if found.process.machine == machine() else None
@@ -231,11 +232,11 @@ def _check_gone(folder: Path, found: Owner) -> None:
 
 
 def _is_silent(folder: Path, found: Owner) -> bool:
-    """Whether no heartbeat comes for as long as one may take."""
+    """Whether the run gives no heartbeat for `SILENCE` seconds."""
     first, waits = _written(folder), False
     while first is not None and _now(folder) - first < SILENCE:
         if not waits:
-            _tell(f"{folder} is that of {found}; waiting at most {SILENCE:g} s for a sign of life.")
+            _tell(f"{folder} belongs to {found}; waiting at most {SILENCE:g} s for a sign of life.")
             waits = True
         time.sleep(_LOOK)
         if _written(folder) != first:
@@ -245,7 +246,7 @@ def _is_silent(folder: Path, found: Owner) -> bool:
 
 
 def _written(folder: Path) -> float | None:
-    """When the file was written or touched last. To open it has a network file system ask its server."""
+    """When the file was last written or touched. Opening it makes a network file system ask its server."""
     try:
         with (folder / NAME).open("rb") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -254,7 +255,7 @@ def _written(folder: Path) -> float | None:
 
 
 def _now(folder: Path) -> float:
-    """The time on the machine that keeps the folder's files."""
+    """The present time on the file server, by a file that is written there."""
     probe = folder / f"{HALF}time-{uuid4().hex}"
     try:
         probe.write_bytes(b"0")
@@ -264,13 +265,13 @@ def _now(folder: Path) -> float:
 
 
 def _start_beating() -> None:
-    """In a thread of its own: a file system may hang."""
+    """Write heartbeats in a thread of their own, since a file system may hang."""
     over = threading.Event()
 
     def beat() -> None:
         while not over.wait(BEAT):
             for lease in list(_leases.values()):
-                with suppress(OSError, SoapstoneError):  # the next save says so
+                with suppress(OSError, SoapstoneError):  # the next save reports it
                     lease.beat()
 
     _beating[:] = [(os.getpid(), over)]
@@ -279,7 +280,7 @@ def _start_beating() -> None:
 
 
 def _release_all(process: int) -> None:
-    """At the end of the process, which is not a fork of the one that holds them."""
+    """At the end of a process, unless it is a fork of the one that has the leases."""
     if process == os.getpid():
         _beating[0][1].set()
         for lease in list(_leases.values()):

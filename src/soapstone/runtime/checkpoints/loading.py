@@ -1,4 +1,4 @@
-"""Loading a training: every rank reads the boxes that it keeps, whoever wrote them."""
+"""Loading a checkpoint: every rank reads the boxes that it has, no matter which rank wrote them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def load(
     convert: bool = False,
     last_good: bool = False,
 ) -> Loaded:
-    """Take the newest checkpoint, of any strategy; or the newest undamaged one, with the newer ones put aside; or a
-    folder that torch.distributed.checkpoint wrote. Raises RankError on all ranks, before anything changes, if it is
-    damaged or does not fit the model."""
+    """Load the newest checkpoint of a folder, of any strategy; with `last_good` the newest undamaged one, after
+    renaming newer ones; or a folder that torch.distributed.checkpoint wrote. Raises RankError on all ranks, before
+    anything changes, if the checkpoint is damaged or does not fit the model."""
     checkpoint: Checkpoint
     damaged: dict[str, str] = {}
     if transport.exchange(is_dcp(folder))[0]:
@@ -88,7 +88,7 @@ def _check(
 
 
 def _unread(checkpoint: Checkpoint, executor: Executor, model: nn.Module) -> Iterator[tuple[str, Holding]]:
-    """The elements that no rank's parts read; a checkpoint of a model on the meta device does not have them."""
+    """The elements that no part of any rank reads. A checkpoint of a model on the meta device does not have them."""
     for name, holding in unread(executor.store, model).items():
         if name in checkpoint.index.tensors and checkpoint.index.tensors[name].is_complete:
             yield name, holding
@@ -126,7 +126,8 @@ def _check_optimizer(executor: Executor, optimizer: torch.optim.Optimizer, index
 
 
 def _states(executor: Executor, index: Index) -> list[tuple[str, str, tuple[int, ...]]]:
-    """What was saved of an optimizer's tensors for the parameters that this rank has: whose, what, and its shape."""
+    """The saved tensors of an optimizer for this rank's parameters: the parameter's name, the value's name, the
+    shape."""
     assert index.optimizer is not None
     own = {name for name, _ in executor.store.parameters()}
     return [
@@ -138,7 +139,8 @@ def _states(executor: Executor, index: Index) -> list[tuple[str, str, tuple[int,
 
 
 def _state_dtype(index: Index, name: str, what: str, dtype: torch.dtype) -> torch.dtype:
-    """The type of an optimizer's tensor: the parameter's, or what it was where it was not the parameter's."""
+    """The type of an optimizer's tensor: the parameter's, if it was the parameter's when it was saved, or else the
+    saved one."""
     saved = index.tensors[f"optimizer/{what}/{name}"].dtype
     return dtype if saved == index.tensors[f"model/{name}"].dtype else DTYPES[saved]
 

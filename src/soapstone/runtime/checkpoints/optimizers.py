@@ -1,4 +1,4 @@
-"""What ranks' optimizers keep for each parameter, besides the tensors' values. It must be the same on all ranks."""
+"""The state of the ranks' optimizers, apart from the values of its tensors. It must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ...errors import RankError
 from ..store import Store
 from .index import plain_numbers
 
-Kept = dict[str, tuple[list[str], dict[str, Any]]]  # by parameter: the names of all that is kept, and the numbers
+Kept = dict[str, tuple[list[str], dict[str, Any]]]  # by parameter: the names of all values, and the plain numbers
 
 
 class Collected(NamedTuple):
-    """By parameter: the names of all that an optimizer keeps for it, and the numbers among that."""
+    """By parameter: the names of all values in an optimizer's state, and the plain numbers among these."""
 
     names: dict[str, tuple[str, ...]]
     numbers: dict[str, dict[str, Any]]
 
 
 def state_on_rank(store: Store, optimizer: torch.optim.Optimizer | None) -> Kept:
-    """This rank's; only for parameters of which it has elements. Raises RankError for what cannot be saved."""
+    """The state on this rank, for parameters of which it has elements. Raises RankError if a value cannot be saved."""
     found: Kept = {}
     for name, parameter in store.parameters() if optimizer is not None else ():
         assert optimizer is not None
@@ -39,7 +39,7 @@ def state_on_rank(store: Store, optimizer: torch.optim.Optimizer | None) -> Kept
 
 
 def collected(ranks: list[Kept]) -> Collected:
-    """What all ranks have. Raises RankError, the same on all of them, if it differs between ranks."""
+    """The common state of all ranks. Raises RankError, the same on all ranks, if ranks differ."""
     first: dict[str, int] = {}
     for rank, kept in enumerate(ranks):
         for name, (keys, numbers) in kept.items():
@@ -56,5 +56,5 @@ def collected(ranks: list[Kept]) -> Collected:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Also of two that are no number."""
+    """Whether two values are equal; two NaNs are."""
     return bool(one == other) or repr(one) == repr(other)

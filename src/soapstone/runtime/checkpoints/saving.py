@@ -1,8 +1,8 @@
-"""Saving a training: all ranks together, whole or not at all, while training goes on.
+"""Saving a checkpoint: by all ranks together, completely or not at all, while training goes on.
 
-Every rank copies what it writes; a thread brings the copy to disk under a half folder, where its file has its name once
-it is complete. Rank 0's thread waits for all files and renames the folder. The file system is where threads meet: the
-ranks' own messages are in the order of the plan, which a thread must not disturb.
+Every rank copies what it writes, and a thread writes the copy to a temporary folder, where a file gets its name once it
+is complete. Rank 0's thread waits for all files and renames the folder. The threads synchronize through the file
+system: the ranks' messages are in the order of the plan, which a thread must not disturb.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from .optimizers import Collected, collected, state_on_rank
 from .storage import file_of, picked, plan_from, plan_of, rows_of, sync, without_copies, write_tensors
 from .tensorfile import pin_of
 
-STRATEGY = "strategy.json"  # that it was saved under
-PATIENCE = 600.0  # seconds without a byte from any rank: a disk may take minutes to have all
-LAST_PATIENCE = 60.0  # the same where this rank's program is over
-NO_PATIENCE = 5.0  # the same where a rank has failed
-HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: how it computes, not what
+STRATEGY = "strategy.json"  # the strategy that the checkpoint was saved under
+PATIENCE = 600.0  # seconds without a byte from any rank: a disk may take minutes to write all
+LAST_PATIENCE = 60.0  # the same, once this rank's program is over
+NO_PATIENCE = 5.0  # the same, once a rank has failed
+HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # settings of how a group computes, not of what
 _SAFETENSORS = re.compile(r".*I/O error: | \(os error \d+\)$")  # around what went wrong
 _LOOK = 0.02  # seconds between two looks
 
@@ -64,8 +64,8 @@ class Saver:
     def begin(
         self, folder: Path, optimizer: torch.optim.Optimizer | None, step: int, keep: int, *, copied: bool
     ) -> None:
-        """Start to write what there is now; `copied` where it may change before `finish`. Raises RankError on all
-        ranks where the save before, or the beginning of this one, failed on one."""
+        """Start to write the present values, or a copy of them if `copied`: then they may change before `finish`.
+        Raises RankError on all ranks if the save before, or the start of this one, failed on one."""
         self.finish(before_another=True)
         rank, transport = self._transport.rank, self._transport
         launchers = self._launchers = launchers_of(transport) if self._launchers is None else self._launchers
@@ -87,8 +87,8 @@ class Saver:
         self._start(act)
 
     def finish(self, *, before_another: bool = False) -> None:
-        """Wait until the save that has begun is whole. Raises RankError on all ranks where one could not write; where
-        somebody has removed the folder, not before another save, which makes it again."""
+        """Wait until the save in progress is complete. Raises RankError on all ranks if one could not write. If the
+        folder was removed meanwhile and another save follows, there is no error: that save creates the folder again."""
         if self._writing is None:
             return
         writing, first = self._writing, self._transport.rank == 0
@@ -99,7 +99,7 @@ class Saver:
         except SoapstoneError:
             self._cancelled.set()
             wait([writing])
-            is_removed = self._transport.exchange(not self._is_whole and not self._half.exists())[0]  # by somebody
+            is_removed = self._transport.exchange(not self._is_whole and not self._half.exists())[0]
             if first:
                 shutil.rmtree(self._half, ignore_errors=True)
             if not is_removed:
@@ -109,7 +109,7 @@ class Saver:
                 raise RankError(f"{folder} was removed while a checkpoint was written there; save another") from None
 
     def _described(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Holding]:
-        """All that this rank could write; what no rank reads is rank 0's."""
+        """All that this rank could write. Rank 0 writes the elements that no rank reads."""
         found = held(self._executor.store, optimizer)
         for name, holding in unread(self._executor.store, self._model).items() if self._transport.rank == 0 else ():
             others = found[name].chunks if name in found else []
@@ -117,7 +117,7 @@ class Saver:
         return found
 
     def _plans_for(self, own: SavePlan) -> list[SavePlan]:
-        """What every rank writes, which is much to tell and the same each time."""
+        """What every rank writes. It is exchanged only if it has changed, since it is long."""
         if not all(self._transport.exchange(own == self._own_plan)):
             everyone = self._transport.exchange(rows_of(own))
             self._own_plan, self._plans = own, without_copies([plan_from(rows) for rows in everyone])
@@ -154,13 +154,13 @@ class Saver:
         return lambda: write_tensors(half, self._transport.rank, self._transport.size, own, ready())
 
     def _finish(self, folder: Path, half: Path, index: Index, keep: int, lease: Lease) -> Callable[[], None]:
-        """Make the folder whole once all files are there."""
+        """Complete the checkpoint once all files are there."""
         strategy: Strategy = self._executor.plan.simulation.strategy
         files = [half / file_of(rank) for rank in range(self._transport.size)]
 
         def act() -> None:
             if not self._wait_for(half, files):
-                raise RankError("the files of other ranks did not come")
+                raise RankError("the files of other ranks are missing")
             strategy.save(half / STRATEGY)
             replace(index, files=tuple(map(pin_of, files))).write(half)
             for name in (half / STRATEGY, half / NAME, half):
@@ -174,7 +174,7 @@ class Saver:
         return act
 
     def _wait_for(self, half: Path, files: list[Path]) -> bool:
-        """Whether all files have come; not where another rank could not write, or nothing has been written for long."""
+        """Wait for all files. False if another rank could not write, or if nothing has been written for too long."""
         written, since = 0, time.monotonic()
         while not all(path.exists() for path in files):
             if (now := _bytes_in(half)) != written:
@@ -190,7 +190,7 @@ class Saver:
         return PATIENCE if threading.main_thread().is_alive() else LAST_PATIENCE
 
     def _start(self, act: Callable[[], None]) -> None:
-        """In a thread of its own, which a program's end waits for."""
+        """Run `act` in a thread of its own, which the program waits for before it ends."""
         self._cancelled.clear()
         self._writing = Future()
         threading.Thread(target=_fulfil, args=(self._writing, act), name="soapstone save").start()
@@ -199,7 +199,7 @@ class Saver:
 def _bytes_in(folder: Path) -> int:
     total = 0
     for path in folder.glob("*"):
-        with suppress(FileNotFoundError):  # it has its name now
+        with suppress(FileNotFoundError):  # it has just been renamed
             total += path.stat().st_size
     return total
 
@@ -214,7 +214,7 @@ def _fulfil(writing: Future[None], act: Callable[[], None]) -> None:
 
 
 def _result(writing: Future[None], folder: Path) -> None:
-    """Wait for a thread's work. Raises RankError where it failed."""
+    """Wait for a thread's work. Raises RankError if it failed."""
     try:
         writing.result()
     except TakenOverError:

@@ -1,5 +1,5 @@
-"""Checkpoints on disk: a file of tensors for each rank, as safetensors has them. Who writes what of several copies, and
-who reads which part of what, is torch.distributed.checkpoint's to plan; its own files would have to be unpickled."""
+"""Checkpoints on disk: a safetensors file for each rank. torch.distributed.checkpoint plans which rank writes which
+copy, and which rank reads which part. Its own file format is not used, since its files have to be unpickled."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _planned(
 
 
 def rows_of(plan: SavePlan) -> list[Row]:
-    """What another rank needs to make the same."""
+    """The rows from which another rank makes the same plan."""
     rows: list[Row] = []
     for item in plan.items:
         assert item.tensor_data is not None
@@ -82,7 +82,7 @@ def picked(plan: SavePlan, held: Mapping[str, Holding]) -> list[torch.Tensor]:
 
 
 def about(own: str, rank: int, ranks: int) -> dict[str, str]:
-    """What a rank's file says of itself: which checkpoint it belongs to, and whose part it is."""
+    """The metadata of a rank's file: the checkpoint that it belongs to, its rank, and the number of ranks."""
     return {"checkpoint": own, "rank": f"{rank} of {ranks}"}
 
 
@@ -121,11 +121,11 @@ class Checkpoint:
         self._files.clear()
 
     def wanted(self, held: Mapping[str, Holding]) -> Mapping[str, Holding]:
-        """What of all that a rank keeps is to be in a checkpoint."""
+        """The tensors of a rank that must be in this checkpoint."""
         return held
 
     def check(self, name: str, holding: Holding, *, convert: bool = False) -> None:
-        """Raise RankError unless a tensor is there as it is wanted, all of the boxes."""
+        """Raise RankError unless all of a tensor's boxes are there, in a type that is wanted or may be converted."""
         stored = self._stored(name)
         if stored.shape != holding.shape:
             found, wanted = list(stored.shape), list(holding.shape)
@@ -153,7 +153,7 @@ class Checkpoint:
         return stored
 
     def read(self, name: str, holding: Holding) -> list[torch.Tensor]:
-        """What a rank's boxes of a tensor hold here, in their order, in the wanted type. `check` must have passed."""
+        """The values of a rank's boxes of a tensor, in their order and in the wanted type. `check` must have passed."""
         stored = self._stored(name)
         filled = [torch.empty(chunk.sizes, dtype=holding.dtype) for chunk in holding.chunks]
         missing = [buffer.numel() for buffer in filled]
@@ -169,7 +169,7 @@ class Checkpoint:
         if stored is None or not stored.is_complete:
             raise RankError(f"the checkpoint {self.folder} has not all of {name!r}; use an older one")
         for rank in {rank for _, _, rank, _ in stored.chunks}:
-            self._file(rank)  # that its boxes are there, before memory is taken
+            self._file(rank)  # check that its boxes are there before memory is allocated
         empty = torch.empty(stored.shape, dtype=DTYPES[stored.dtype], device="meta")
         return next(iter(self.read(name, whole_holding(empty))), torch.empty(stored.shape, dtype=empty.dtype))
 
@@ -198,6 +198,8 @@ class Checkpoint:
         path = self.folder / file_of(rank)
         try:
             yield
+        except DamagedError:
+            raise
         except OSError as error:
             raise DamagedError(f"cannot read {path}: {error.strerror or error}") from None
         except SoapstoneError as error:
@@ -205,7 +207,8 @@ class Checkpoint:
 
 
 class Part(NamedTuple):
-    """Elements that a wanted box and a stored one have in common: both numbers, where they begin in each, how many."""
+    """Elements that a wanted box and a stored one have in common: the boxes' numbers, the offsets in each, the
+    sizes."""
 
     box: int
     chunk: int

@@ -1,5 +1,5 @@
-"""A rank's file of tensors: safetensors, with a checksum of the whole file at a fixed place in its header. A reader
-can therefore check every bit of the file before it believes any of them.
+"""A rank's file of tensors: safetensors, with a checksum of the whole file at a fixed offset in its header. A reader
+can therefore check every bit of the file before it uses any of it.
 
     8 bytes      length of the header
     header       JSON: {"__metadata__": {"checksum": 32 digits, ...}, NAME: {"dtype", "shape", "data_offsets"}, ...}
@@ -97,7 +97,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def pin_of(path: Path) -> Pin:
-    """What a file that was just written says of itself."""
+    """The size and the checksum of a file that was just written."""
     with path.open("rb") as file:
         file.seek(_AT)
         return Pin(os.fstat(file.fileno()).st_size, file.read(len(BLANK)).decode())
@@ -107,7 +107,7 @@ class TensorFile:
     """A file, open for reading. Everything in its header must be as expected before any tensor is read."""
 
     def __init__(self, path: Path, pin: Pin, about: Mapping[str, str], rows: Mapping[str, Row]) -> None:
-        """Raises SoapstoneError, or OSError, if it cannot be the file that was written."""
+        """Raises SoapstoneError, or OSError, unless size, checksum, metadata and header are as expected."""
         self._pin = pin
         self._file = _opened(path)
         try:
@@ -131,7 +131,7 @@ class TensorFile:
         self._file.close()
 
     def verify(self) -> None:
-        """Read all of it. Raises SoapstoneError unless each byte is as it was written."""
+        """Read the whole file. Raises SoapstoneError unless its checksum is right."""
         digest, buffer = xxh3_128(), bytearray(_PIECE)
         self._file.seek(0)
         while count := self._file.readinto(buffer):  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ class TensorFile:
             raise SoapstoneError("its bytes are not those that were written")
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor over the file's own memory: it is to be copied from."""
+        """A tensor that shares the file's mapped memory: copy from it."""
         row, place = self._places[name]
         dtype = DTYPES[row.dtype]
         return torch.frombuffer(self._map, dtype=dtype, count=prod(row.shape), offset=place).reshape(row.shape)
@@ -156,7 +156,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _claims(file: BinaryIO, size: int) -> dict[str, str]:
-    """What a file says of itself, nothing of which is known to be true: for a message only."""
+    """The metadata that a file claims to have. It is not verified, and serves only for messages."""
     try:
         found = json.loads(_text(file, size))["__metadata__"]
         return {key: value for key, value in found.items() if isinstance(value, str) and len(value) < 64}
@@ -178,7 +178,7 @@ def _text(file: BinaryIO, size: int) -> bytes:
 
 
 def _places(file: BinaryIO, size: int, rows: Mapping[str, Row]) -> dict[str, tuple[Row, int]]:
-    """Where each tensor is. Raises SoapstoneError unless exactly these tensors fill the file."""
+    """The offset of each tensor. Raises SoapstoneError unless exactly these tensors fill the file."""
     try:
         text = _text(file, size)
         header = json.loads(text)
