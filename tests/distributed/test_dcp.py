@@ -3,6 +3,10 @@ way round, with the losses of a run without a break."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import random
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -23,7 +28,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import soapstone as ss
+from soapstone.cli import main
 from soapstone.runtime import Parallel
+from tests.docs.blocks import called
 
 from .launch import run_processes
 
@@ -205,3 +212,203 @@ def test_training_goes_on_in_both_directions(tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in folder.glob("__*")]
     assert len(sizes) == RANKS  # each rank wrote its own part
     assert min(sizes) > max(sizes) / 3
+
+
+def alone(folder: Path, optimizer: str | None = "adamw", number: int = 2, **options: Any) -> tuple[int, list[float]]:
+    """The step that is loaded, and losses from there, on one rank."""
+
+    def act(rank: int, transport: Any) -> tuple[int, list[float]]:
+        ours = Ours("data", optimizer or "adamw", number, 1, transport)
+        step = ours.parallel.load(folder, ours.optimizer if optimizer else None, **options)
+        return step, ours.losses(STEPS if optimizer else 1)
+
+    return ss.run_threads(1, act)[0]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """What a plain script wrote, and how it goes on."""
+    folder, script = tmp_path_factory.mktemp("plain") / "dcp", Script("plain", "adamw", 2)
+    script.losses(STEPS)
+    script.save(folder)
+    return folder, script.losses(STEPS)
+
+
+def copied(saved: tuple[Path, list[float]], folder: Path) -> Path:
+    shutil.copytree(saved[0], folder)
+    return folder
+
+
+def test_a_plain_scripts_numbered_optimizer_is_refused_and_its_weights_are_read(tmp_path: Path) -> None:
+    script = Script("plain", "adamw", 2)
+    script.losses(STEPS)
+    script.save(tmp_path / "raw", "raw")
+    with pytest.raises(ss.SoapstoneError, match="numbers the parameters in its optimizer's state"):
+        alone(tmp_path / "raw")
+    assert alone(tmp_path / "raw", None) == (0, close(script.losses(1)))
+
+
+def test_the_model_of_a_module_in_ddp_is_found(tmp_path: Path) -> None:
+    script = Script("plain", "adamw", 1)
+    state = {f"module.{name}": values for name, values in script.model.state_dict().items()}
+    dcp.save({"net": state, "rng": torch.get_rng_state()}, checkpoint_id=tmp_path / "ddp", no_dist=True)
+    assert alone(tmp_path / "ddp", None) == (0, close(script.losses(1)))
+
+
+def test_a_checkpoint_becomes_a_folder_without_ranks(tmp_path: Path) -> None:
+    def act(rank: int, transport: Any) -> list[float]:
+        ours = Ours("fsdp", "adamw", 1, 2, transport)
+        ours.losses(STEPS)
+        ours.parallel.save(tmp_path / "saved", ours.optimizer, step=STEPS)
+        return ours.losses(STEPS)
+
+    wanted = ss.run_threads(2, act)[0]
+    said = called(main, ["soapstone", "export-dcp", str(tmp_path / "saved"), "-o", str(tmp_path / "dcp")])
+    assert "9 tensors of the model" in said
+    script = Script("plain", "adamw", 1, seed=9)
+    assert script.load(tmp_path / "dcp") == STEPS
+    assert script.losses(STEPS) == close(wanted)
+    assert alone(tmp_path / "dcp", number=1) == (STEPS, close(wanted))
+    with pytest.raises(AssertionError, match="is there already; name another folder"):
+        called(main, ["soapstone", "export-dcp", str(tmp_path / "saved"), "-o", str(tmp_path / "dcp")])
+    assert {path.name for path in tmp_path.iterdir()} == {"saved", "dcp"}
+
+
+def test_numbers_of_another_type_are_converted_if_wanted(tmp_path: Path) -> None:
+    script = Script("plain", "adamw", 2)
+    script.model.float()
+    script.losses(STEPS)
+    script.save(tmp_path / "dcp")
+    with pytest.raises(ss.SoapstoneError, match=r"float32 in the checkpoint, but float64 .* \(convert=True\) converts"):
+        alone(tmp_path / "dcp")
+    _, losses = alone(tmp_path / "dcp", convert=True)
+    assert losses == pytest.approx(script.losses(STEPS), rel=1e-5)
+
+
+class Hostile:
+    """A pickle that would run code."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("hostile",)
+
+
+def gap(metadata: Metadata) -> None:
+    chunk = metadata.state_dict_metadata["model.embed.weight"].chunks[0]  # type: ignore[union-attr]
+    chunk.sizes = torch.Size([10, 5])
+
+
+def overlap(metadata: Metadata) -> None:
+    chunks = metadata.state_dict_metadata["model.embed.weight"].chunks  # type: ignore[union-attr]
+    chunks.append(ChunkStorageMetadata(torch.Size([1, 0]), torch.Size([2, 5])))
+    index = MetadataIndex("model.embed.weight", torch.Size([1, 0]))
+    metadata.storage_data[index] = metadata.storage_data[MetadataIndex("model.embed.weight", torch.Size([0, 0]))]
+
+
+def without(key: str) -> Callable[[Metadata], None]:
+    return lambda metadata: metadata.state_dict_metadata.pop(key) and None
+
+
+def moved(metadata: Metadata) -> None:
+    metadata.storage_data[MetadataIndex("model.norm.bias", torch.Size([0]))].offset += 64
+
+
+def elsewhere(metadata: Metadata) -> None:
+    metadata.storage_data[MetadataIndex("model.norm.bias", torch.Size([0]))].relative_path = "../dcp/__0_0.distcp"
+
+
+def swapped(metadata: Metadata) -> None:
+    one, two = (MetadataIndex(f"model.{name}", torch.Size([0, 0])) for name in ("layers.0.weight", "embed.weight"))
+    storage = metadata.storage_data
+    storage[one], storage[two] = storage[two], storage[one]
+
+
+def hostile(metadata: Metadata) -> None:
+    metadata.planner_data = Hostile()
+
+
+def extra(metadata: Metadata) -> None:
+    metadata.state_dict_metadata["model.other.weight"] = metadata.state_dict_metadata["model.embed.weight"]
+    index = MetadataIndex("model.other.weight", torch.Size([0, 0]))
+    metadata.storage_data[index] = metadata.storage_data[MetadataIndex("model.embed.weight", torch.Size([0, 0]))]
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (gap, "has only a part of 'model.embed.weight'"),
+        (overlap, "boxes of one tensor overlap"),
+        (without("model.norm.bias"), r"has no 'norm.bias', which the model has; its keys are model.*, .* more"),
+        (extra, "has 'model.other.weight', which the model does not have"),
+        (without("optim.state.norm.bias.exp_avg"), "does not have 'exp_avg' of 'norm.bias'"),
+        (without("optim.state.norm.bias.step"), "does not have 'step' of 'norm.bias'"),
+        (without("optim.param_groups.0.betas"), "saved with another optimizer than AdamW: only one .* 'betas'"),
+        (without("optim.param_groups.1.params"), "numbers the parameters|parameter group"),
+        (moved, "a part of it is damaged"),
+        (swapped, "another type or shape|is not in"),
+        (elsewhere, "is not the name of a file beside it"),
+        (hostile, "it names 'posix.mkdir', which is not part of a checkpoint's metadata"),
+    ],
+)
+def test_damaged_metadata_is_refused_in_a_sentence(
+    damage: Callable[[Metadata], None], sentence: str, saved: tuple[Path, list[float]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    path = copied(saved, tmp_path / "dcp") / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    damage(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ss.SoapstoneError, match=sentence) as refused:
+        alone(tmp_path / "dcp")
+    assert "\n" not in str(refused.value)
+    assert not Path("hostile").exists()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "number", "sentence"),
+    [
+        ("momentum", 2, "saved with another optimizer than SGD: only one of them has 'amsgrad'"),
+        ("adamw", 1, "has 2 parameter groups, it has 1 now"),
+    ],
+)
+def test_another_optimizer_is_refused(
+    optimizer: str, number: int, sentence: str, saved: tuple[Path, list[float]]
+) -> None:
+    with pytest.raises(ss.SoapstoneError, match=sentence):
+        alone(saved[0], optimizer, number)
+
+
+def test_hostile_values_and_files_are_refused(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+    folder = copied(saved, tmp_path / "dcp")
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    place = metadata.storage_data[MetadataIndex("optim.param_groups.0.lr")]
+    place.relative_path, place.offset = "other", 0
+    torch.save(Hostile(), folder / "other")
+    place.length = (folder / "other").stat().st_size
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ss.SoapstoneError, match="other: a part of it is damaged") as refused:
+        alone(folder)
+    assert "\n" not in str(refused.value)
+    (folder / "other").unlink()
+    os.mkfifo(folder / "other")
+    with pytest.raises(ss.SoapstoneError, match="not a plain file"):
+        alone(folder)
+
+
+def test_no_flipped_bit_is_silent_or_ends_in_a_traceback(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+    folder = copied(saved, tmp_path / "dcp")
+    rng, refused = random.Random(0), 0
+    for path in (folder / ".metadata", folder / "__0_0.distcp"):
+        data = path.read_bytes()
+        for _ in range(60):
+            place = rng.randrange(len(data))
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :])
+            said = ""
+            try:
+                assert alone(folder) == (STEPS, close(saved[1]))
+            except ss.SoapstoneError as error:
+                said = str(error)
+            assert "\n" not in said
+            refused += bool(said)
+        path.write_bytes(data)
+    assert refused > 60

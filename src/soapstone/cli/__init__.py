@@ -52,6 +52,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": reporting.report,
     "export": exporting.export,
     "export-weights": weights.export_weights,
+    "export-dcp": weights.export_dcp,
     "profile": profile.profile,
     "plan": planning.plan_command,
     "calibrate": calibrating.calibrate,

@@ -35,6 +35,7 @@ EXAMPLES = {
         "soapstone export-weights saved -o model.safetensors",
         "soapstone export-weights saved/step-000000100 -o model.pt",
     ),
+    "export-dcp": ("soapstone export-dcp saved -o dcp",),
     "plot": (
         "soapstone plot scaling alexnet -t p100:4x4 --batch-per-device 64 -o scaling.png",
         "soapstone plot search nmt.json -o curve.svg  # what search --json printed",

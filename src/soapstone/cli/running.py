@@ -51,6 +51,7 @@ class Run:
     keep: int = 2
     resume: bool = False
     weights: Path | None = None
+    source: Path | None = None  # a checkpoint of another run, or of another program
     on_nan: str = "stop"
     convert: bool = False
     last_good: bool = False
@@ -63,8 +64,10 @@ class Run:
             raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
         if self.save is None and (self.resume or self.every is not None):
             raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
-        if (self.convert or self.last_good) and not self.resume:
+        if (self.convert or self.last_good) and not self.resume and (self.last_good or self.source is None):
             raise SoapstoneError("--convert and --last-good say how to go on from a checkpoint; add --resume")
+        if self.weights is not None and self.source is not None:
+            raise SoapstoneError("--weights and --from both say what to begin with; leave one out")
         if self.save is not None and self.save.exists() and not self.save.is_dir():
             raise SoapstoneError(f"--save {self.save} is a file; name a folder")
         if self.save is not None:
@@ -241,17 +244,25 @@ def _first_step(
     if wanted.save is None or not claim.goes_on:
         if wanted.weights is not None:
             parallel.load_weights(wanted.weights)
+        if wanted.source is not None:
+            _load(parallel, optimizer, wanted, wanted.source, last_good=False)  # nothing of another run is renamed
         return 0
+    step = _load(parallel, optimizer, wanted, wanted.save, last_good=wanted.last_good)
+    if transport.rank == 0:
+        done = "which were all; --steps says how many" if step >= WARM + wanted.steps else "to go on from"
+        say(f"{wanted.save} has {step} steps, {done}.")
+    return step
+
+
+def _load(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, folder: Path, *, last_good: bool) -> int:
+    """The step of a checkpoint, once it is loaded."""
     with warnings.catch_warnings(record=True) as damaged:
         warnings.simplefilter("always")
-        step = parallel.load(wanted.save, optimizer, convert=wanted.convert, last_good=wanted.last_good)
+        step = parallel.load(folder, optimizer, convert=wanted.convert, last_good=last_good)
     for warning in damaged:
         say(f"{warning.message}.", always=True)
     for group in optimizer.param_groups if wanted.lr is not None else ():
         group["lr"] = wanted.lr
-    if transport.rank == 0:
-        done = "which were all; --steps says how many" if step >= WARM + wanted.steps else "to go on from"
-        say(f"{wanted.save} has {step} steps, {done}.")
     return step
 
 

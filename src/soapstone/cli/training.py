@@ -69,6 +69,15 @@ LastGood = Annotated[
 WeightsFile = Annotated[
     Path | None, typer.Option("--weights", help="Begin with the weights of a .safetensors or .pt file.")
 ]
+Source = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FOLDER",
+        help="Begin with the model and the optimizer of a checkpoint: of another run, or of "
+        "torch.distributed.checkpoint.",
+    ),
+]
 NanOption = Annotated[
     OnNan,
     typer.Option(
@@ -103,6 +112,7 @@ def train(
     elastic: Elastic = False,
     fallback: Fallback = None,
     weights: WeightsFile = None,
+    source: Source = None,
     on_nan: NanOption = OnNan.stop,
     grace: Grace = 20.0,
     timeout: Timeout = 600.0,
@@ -122,7 +132,7 @@ def train(
     check_elastic(elastic, fallback or [])
     wanted = Run(
         steps, lr, seed, dropout, case.training.optimizer, compiled, graphed, save, every, keep,
-        resume or (elastic and save is not None), weights, on_nan, convert, last_good, grace,
+        resume or (elastic and save is not None), weights, source, on_nan, convert, last_good, grace,
     )  # fmt: skip
     case, whole = with_fewer_ranks(case) if elastic else case, case.topology
     given = case.strategy(strategy) if case.topology is whole else given_strategy(case, strategy, fallback or [])

@@ -1,4 +1,4 @@
-"""`soapstone export-weights`: a checkpoint of any strategy as one plain file."""
+"""`soapstone export-weights` and `export-dcp`: a checkpoint of any strategy for other programs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ Folder = Annotated[
     Path, typer.Argument(help="Where `train --save` or `parallel.save` wrote checkpoints; the newest counts.")
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file: .safetensors, or .pt for torch.load.")]
+DcpFolder = Annotated[Path, typer.Option("-o", "--output", help="The folder, which is not there yet.")]
 LastGood = Annotated[bool, typer.Option("--last-good", help="Take the newest checkpoint that is not damaged.")]
 
 
@@ -40,3 +41,25 @@ def export_weights(
         print_json({"path": str(output), "checkpoint": str(checkpoint.folder), "tensors": len(state), "bytes": size})
     else:
         print_all(f"{len(state)} tensors, {scaled(size, 'B')}, in {output}.")
+
+
+def export_dcp(
+    folder: Folder,
+    output: DcpFolder = Path("dcp"),
+    last_good: LastGood = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as a folder for torch.distributed.checkpoint.load: the model, and the optimizer's state."""
+    from ..runtime.checkpoints import check_new, chosen_alone, convert
+
+    check_new(output)
+    with progress(f"Reading {folder}"):
+        checkpoint, damaged = chosen_alone(folder, last_good)
+    for problem in damaged.values():
+        say(f"{problem}; it is left out.", always=True)
+    with progress(f"Writing {output}"):
+        count, size = convert(checkpoint, output)
+    if as_json:
+        print_json({"path": str(output), "checkpoint": str(checkpoint.folder), "tensors": count, "bytes": size})
+    else:
+        print_all(f"{count} tensors of the model, {scaled(size, 'B')} in all, in {output}.")

@@ -189,9 +189,9 @@ def _zeros(row: Row) -> torch.Tensor:
     return torch.zeros(tuple(row[4]), dtype=row[1])
 
 
-def convert(checkpoint: Checkpoint, folder: Path) -> int:
-    """Write a checkpoint that was checked as such a folder, a box at a time; how many bytes. Raises SoapstoneError
-    where that is not possible."""
+def convert(checkpoint: Checkpoint, folder: Path) -> tuple[int, int]:
+    """Write a checkpoint that was checked as such a folder, a box at a time; how many tensors the model has, and the
+    bytes of all. Raises SoapstoneError where that is not possible."""
     check_new(folder)
     index = checkpoint.index
     names: dict[str, tuple[str, ...]] = {}
@@ -223,7 +223,7 @@ def convert(checkpoint: Checkpoint, folder: Path) -> int:
         raise SoapstoneError(f"cannot write {folder}: {error.strerror}; name another folder") from None
     finally:
         shutil.rmtree(half, ignore_errors=True)
-    return sum(length for _, length in places)
+    return len(index.names), sum(length for _, length in places)
 
 
 def _box(
