@@ -70,7 +70,7 @@ def test_a_run_that_is_gone_makes_room_with_a_message(tmp_path: Path, capfd: pyt
         gone = Process.of(process.pid)
     left_by(gone, tmp_path)
     assert hold(tmp_path).owner.run != "1a2b3c4d"
-    assert "was that of run 1a2b3c4d" in capfd.readouterr().err
+    assert "belonged to run 1a2b3c4d" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
