@@ -1,5 +1,5 @@
-"""The end of a rank that is told to end, by SIGTERM or Ctrl-C: with a sentence, although its main thread may be stuck
-in a message; in a loop that `stopping` knows, with a last checkpoint.
+"""How a rank ends on SIGTERM or Ctrl-C: it says why, even if its main thread is stuck in a message. In a `stoppable`
+loop it saves a last checkpoint.
 
 A signal does not reach Python code while the main thread waits inside of torch. So the signal writes to a pipe, and a
 thread reads it.
@@ -21,25 +21,25 @@ from ...processes import end, is_orphan
 from .signs import Signs
 
 GRACE = 1.0  # seconds in which the main thread may end by itself
-AGAIN = 1.0  # seconds in which a second Ctrl-C is the first one: a terminal and a launcher may both send it
-_WAKE, _FLUSH = 0, 255  # no signals
-_FLUSHING = 10.0  # seconds in which the thread has surely read what is in the pipe
-_OF_A_RANK = re.compile(r"rank (\d+)\b")  # how an error begins that one rank has raised on all
+AGAIN = 1.0  # seconds within which a second Ctrl-C counts as the first: a terminal and a launcher may both send it
+_WAKE, _FLUSH = 0, 255  # bytes in the pipe that are not signals
+_FLUSHING = 10.0  # seconds within which the thread has surely read what is in the pipe
+_OF_A_RANK = re.compile(r"rank (\d+)\b")  # the beginning of an error that one rank raised and all ranks got
 
 
 class Listener:
-    """Hears the signals that this process gets, from when it is made until `close`. While `ask` is set a signal is
-    passed to it, and the main thread has `grace` seconds to end."""
+    """Receives this process's signals until `close`. While `ask` is set, a signal is passed to it, and the main thread
+    has `grace` seconds to end."""
 
     def __init__(self, signs: Signs | None) -> None:
         self.process = os.getpid()
         self.ask: Callable[[int], None] | None = None
         self.grace = 0.0
         self._signs = signs
-        self._error: BaseException | None = None  # that the main thread ends with
+        self._error: BaseException | None = None  # the error that the main thread ends with
         self._heard, self._since = 0, 0.0  # the first signal, and when it came
         self._deadline = float("inf")
-        self._words: Callable[[], str] = str  # at the deadline
+        self._words: Callable[[], str] = str  # the sentence to write at the deadline
         self._status = 1
         self._is_over, self._is_flushed = False, threading.Event()
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,19 +57,19 @@ class Listener:
         self._thread.join(GRACE)
 
     def fail(self, error: BaseException) -> None:
-        """The main thread ends with an error. A signal that comes before it has said so must not keep it from that."""
+        """The main thread ends with an error. A signal must not end the process before the error is written."""
         self._error = error
         if self._heard:
             self._end_within(GRACE)
 
     def expect_end(self, number: int) -> None:
-        """The main thread stops because some rank got a signal, and has `grace` seconds for it."""
+        """The main thread stops because some rank got a signal, and has `grace` seconds to do so."""
         if not self._heard:
             self._heard, self._since = number, time.monotonic()
             self._stop_within(self.grace)
 
     def forget(self) -> None:
-        """The main thread has done what it had to do before it ends. Signals that came before are passed on first."""
+        """The loop has ended: from now on signals are not passed to it. Signals that came earlier still are."""
         self._is_flushed.clear()
         self._wake(_FLUSH)
         if self._thread.is_alive():  # not in a fork
@@ -77,7 +77,7 @@ class Listener:
         self.ask, self._deadline = None, float("inf")
 
     def _wake(self, number: int = _WAKE) -> None:
-        with suppress(BlockingIOError):  # there is more than enough to wake it up
+        with suppress(BlockingIOError):  # the pipe is full, which wakes the thread, too
             os.write(self._writer, bytes([number]))
 
     def _listen(self) -> None:
@@ -93,7 +93,8 @@ class Listener:
         os.close(self._writer)
 
     def _hear_or_end(self, number: int) -> None:
-        """Nobody would hear the next signal if this thread ended with an error."""
+        """Handle a signal. If that fails, end the process: without this thread no further signal would have an
+        effect."""
         try:
             self._hear(number)
         except Exception as error:
@@ -116,14 +117,15 @@ class Listener:
             self._begin(number)
 
     def _begin(self, number: int) -> None:
-        """What follows the first signal. Torchrun ends all ranks as soon as one has failed: then that is the reason."""
+        """Act on the first signal. Torchrun ends all ranks as soon as one has failed; that failure is the reason
+        then."""
         stops = self.ask is not None and self.grace > 0
         if self.ask is not None and stops:
             self.ask(number)
         news = "" if self._signs is None else self._signs.news()
         if self._error is not None:
             self._end_within(GRACE)
-        elif stops and self.ask is None:  # the main thread has done it meanwhile
+        elif stops and self.ask is None:  # the loop has ended meanwhile
             return
         elif stops and not news:
             self._stop_within(self.grace - (time.monotonic() - self._since))
@@ -159,7 +161,7 @@ class Listener:
         end(self._words(), self._status)
 
     def _end_with(self, error: BaseException) -> None:
-        """Write the error, unless another rank has the same one: that one writes it."""
+        """Write the error, unless another rank writes the same one."""
         sentence = str(error) or type(error).__name__
         if isinstance(error, LostRankError) or not self._others_say(sentence):
             end(sentence if isinstance(error, SoapstoneError) else f"{self._rank} failed: {sentence}", 2)
@@ -184,7 +186,7 @@ class Listener:
 
 
 def name_of(number: int) -> str:
-    """What people call a signal."""
+    """The common name of a signal."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
@@ -197,7 +199,7 @@ def is_listening() -> bool:
 
 @contextmanager
 def listening(signs: Signs | None) -> Iterator[Listener | None]:
-    """The listener of this process; None outside of the main thread, which alone may ask for signals."""
+    """The listener of this process; None outside of the main thread, since only that may set signal handlers."""
     if is_listening():
         yield _current[0]
         return
@@ -215,8 +217,8 @@ def listening(signs: Signs | None) -> Iterator[Listener | None]:
 
 @contextmanager
 def ends_on_sigterm(signs: Signs) -> Iterator[None]:
-    """End this process with a sentence where it is told to. After an error signals are still heard: the process ends,
-    and has yet to say why."""
+    """On a signal, end this process with a sentence. After an error the listener stays, because the error has yet to be
+    written."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -234,7 +236,7 @@ def ends_on_sigterm(signs: Signs) -> Iterator[None]:
 def _leave_signals() -> None:
     """A fork, such as a DataLoader's worker, must not write its signals to the pipe of its parent."""
     if _current:
-        with suppress(ValueError):  # this thread is not the one that signals reach
+        with suppress(ValueError):  # not the main thread
             signal.set_wakeup_fd(-1)
 
 

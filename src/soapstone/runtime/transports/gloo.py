@@ -45,7 +45,7 @@ class GlooTransport:
     @raise_if_peer_lost()
     def expect(self, message: Incoming) -> None:
         if message.row in self._incoming:  # the first of two would take the message
-            raise RankError("a step did not come to its end on this rank; begin anew with all ranks")
+            raise RankError("a step was not completed on this rank; start all ranks again")
         buffer = self._buffer(message.shape, message.dtype)
         self._incoming[message.row] = (buffer, dist.irecv(buffer, message.source, tag=message.row))
 

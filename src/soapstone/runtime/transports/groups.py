@@ -19,7 +19,7 @@ from .encoding import length, received, sent
 from .protocol import Pair
 from .signs import shared_signs
 
-SMALL = 512  # bytes of what goes in one message; larger values take two
+SMALL = 512  # the most bytes of a value that is sent in one message; larger values take two
 MOST_GROUPS = 16  # each has threads, connections or buffers of its own; rarer sets sum by messages
 
 
@@ -81,7 +81,7 @@ def shared_groups() -> Groups:
 
 
 def gathered(value: Any, group: Any = None) -> list[Any]:
-    """Every rank's value, by rank. Raises RankError on all ranks where one cannot be sent or read."""
+    """Every rank's value, by rank. Raises RankError on all ranks if one cannot be sent or read."""
     own = sent(value)
     rows = _rows_of(own[:SMALL], SMALL, group)
     sizes = [length(row[:SMALL].tobytes()) for row in rows]
@@ -91,7 +91,7 @@ def gathered(value: Any, group: Any = None) -> list[Any]:
 
 
 def _rows_of(data: bytearray, width: int, group: Any) -> Any:
-    """The bytes of every rank, in as many columns."""
+    """A row of `width` bytes from every rank."""
     chosen: Any = group or dist.group.WORLD
     own, rows = torch.zeros(width, dtype=torch.uint8), torch.empty(dist.get_world_size(), width, dtype=torch.uint8)
     own[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """Which network interface gloo and NCCL use, and the store of ranks that no torchrun has started.
 
-By itself gloo takes the interface that the host's name resolves to, and NCCL the first that is up. Neither need reach
-the other ranks. Both take the one here that MASTER_ADDR is reached by, as all ranks must reach it anyway.
+By default gloo uses the interface that the host's name resolves to, and NCCL the first that is up. Neither has to reach
+the other ranks. Here both use the interface that reaches MASTER_ADDR, since all ranks must reach that address anyway.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.distributed.rendezvous import rendezvous
 from ...errors import RankError
 from ...files import shortened
 
-VARIABLES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}  # NCCL takes a name for a prefix without the =
+VARIABLES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}  # without the = NCCL takes a name for a prefix
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_ours: dict[str, str] = {}  # what this process has set, which is not the user's
+_ours: dict[str, str] = {}  # variables that this process has set, as opposed to the user
 
 
 def use_interface(name: str | None = None) -> str | None:
     """Have gloo and NCCL use a network interface, and return its name: the given one, else the one by which this
     machine reaches MASTER_ADDR, or the loopback interface if all ranks are on this machine. Call it before
-    `torch.distributed.init_process_group`. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME stay as the user has set them.
-    Raises RankError if there is no such interface, or if a variable names another one."""
+    `torch.distributed.init_process_group`. If the user has set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, they stay.
+    Raises RankError if there is no such interface, or if one of these variables names another one."""
     given = {key: value for key in VARIABLES if (value := os.environ.get(key)) and value != _ours.get(key)}
     if name is None:
         chosen = interface_of(os.environ)
@@ -45,7 +45,7 @@ def use_interface(name: str | None = None) -> str | None:
 
 
 def interface_of(environment: Mapping[str, str]) -> str | None:
-    """The interface that reaches MASTER_ADDR; None if that is not known."""
+    """The interface that reaches MASTER_ADDR; None if it cannot be found."""
     by_address = {address: name for name, addresses in interfaces().items() for address in addresses}
     loopback = next((name for address, name in by_address.items() if address.is_loopback), None)
     for target, own in _routes(environment.get("MASTER_ADDR", "")):
@@ -58,7 +58,7 @@ def interface_of(environment: Mapping[str, str]) -> str | None:
 
 
 def interfaces() -> dict[str, list[Address]]:
-    """The addresses of each interface of this machine, IPv4 first; nothing where the system does not say."""
+    """The addresses of each interface of this machine, IPv4 first; no addresses if the system does not list them."""
     found: dict[str, list[Address]] = {name: [] for _, name in socket.if_nameindex()}
     for name, address in _addresses():
         found.setdefault(name, []).append(address)
@@ -66,9 +66,9 @@ def interfaces() -> dict[str, list[Address]]:
 
 
 def new_store(timeout: timedelta) -> tuple[Any, int, int]:
-    """torch.distributed's store, this rank and the number of ranks, as torchrun or the environment say. Torch's own
-    store would listen on all interfaces. Without torchrun, rank 0's listens on MASTER_ADDR alone, provided that all
-    machines take it for the same address."""
+    """torch.distributed's store, this rank, and the number of ranks, as torchrun or the environment says. Torch's own
+    store would listen on all interfaces. Without torchrun, rank 0's store listens on MASTER_ADDR only, if all machines
+    resolve it to the same address."""
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     if os.environ.get("RANK") == "0" and not has_agent and _is_common(os.environ):
         listener = _listener(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
@@ -88,7 +88,7 @@ def _listener(host: str, port: str) -> socket.socket | None:
         try:
             family = socket.AF_INET if target.version == 4 else socket.AF_INET6
             return socket.create_server((str(target), int(port)), family=family, backlog=1024)
-        except (OSError, OverflowError, ValueError):  # the latter two where the port is no port
+        except (OSError, OverflowError, ValueError):  # the last two if the port is not a port
             continue
     return None
 
@@ -107,8 +107,8 @@ def _is_one_machine(environment: Mapping[str, str]) -> bool:
 
 
 def _is_common(environment: Mapping[str, str]) -> bool:
-    """Whether all ranks take MASTER_ADDR for the same address. A machine's own name often stands for a loopback address
-    on that machine, and for another one elsewhere."""
+    """Whether all ranks resolve MASTER_ADDR to the same address. A machine's own name often resolves to a loopback
+    address on that machine, and to another one elsewhere."""
     host = environment.get("MASTER_ADDR", "")
     try:
         return _is_one_machine(environment) or host.lower() == "localhost" or _address(host) is not None
@@ -117,8 +117,8 @@ def _is_common(environment: Mapping[str, str]) -> bool:
 
 
 def _routes(host: str) -> list[tuple[Address, Address]]:
-    """The addresses of a host that can be reached, and this machine's own address on the way there. Nothing is sent:
-    to connect a UDP socket only chooses a route."""
+    """The reachable addresses of a host, each with this machine's own address on the route there. Nothing is sent:
+    connecting a UDP socket only chooses a route."""
     found = []
     try:
         targets = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)
@@ -151,7 +151,7 @@ _Row._fields_ = [
 
 
 def _addresses() -> list[tuple[str, Address]]:
-    """Interfaces and addresses, by the C library's getifaddrs."""
+    """Interfaces and addresses, from the C library's getifaddrs."""
     try:
         library, rows = ctypes.CDLL(None), ctypes.POINTER(_Row)()
         if library.getifaddrs(ctypes.byref(rows)) != 0:

@@ -56,8 +56,8 @@ def joined(
     example: str, timeout: float = TIMEOUT, interface: str | None = None
 ) -> Iterator[tuple[Transport, torch.device]]:
     """The transport of this rank, and the device that it computes on: a GPU of its own over NCCL, a shared one over
-    gloo, else the CPU with one thread. Another rank is waited for `timeout` seconds. `interface` is for
-    `use_interface`. Raises RankError where torchrun did not start this; `example` shows how."""
+    gloo, else the CPU with one thread. Ranks wait `timeout` seconds for one another. `interface` is passed to
+    `use_interface`. Raises RankError if torchrun did not start this process; `example` shows how to start it."""
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise RankError(f"this needs one process for each device; start it with torchrun: {example}")
     local, here = (_number(name, default) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))

@@ -1,4 +1,4 @@
-"""The end of ranks that have lost their torchrun: nobody would restart them, or end them with the others."""
+"""Ends ranks whose torchrun has ended: nothing else would restart them, or end them together with the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK = 1.0  # seconds between two looks
 
 
 class _Watch:
-    """A thread of its own, since the one that writes signs of life may wait for a store that is gone with torchrun."""
+    """A thread of its own: the thread that writes heartbeats may wait for the store, which ended with torchrun."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -37,8 +37,8 @@ _watches: list[_Watch] = []  # at most one
 
 
 def end_without_torchrun(describe: Callable[[], str]) -> None:
-    """End this process once the torchrun that started it has ended; `describe` says who ends. Ranks that torchrun did
-    not start may outlive their parent."""
+    """End this process once the torchrun that started it has ended; `describe` gives the beginning of the message.
+    Ranks that torchrun did not start may outlive their parent."""
     if torchrun() is None:
         return
     if not _watches or _watches[0].process != os.getpid():  # a fork has no threads

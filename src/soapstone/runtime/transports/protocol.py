@@ -82,9 +82,9 @@ class Transport(Protocol):
         """Wait until everything that was sent has left."""
 
     def exchange(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank. Not for what happens in each step. A value is made of numbers, strings, bytes,
-        tensors (which arrive on the CPU), lists, tuples, sets, dicts and classes that are `carried`. Raises RankError
-        on all ranks where one rank's is not."""
+        """Every rank's value, by rank; too slow for the messages of a step. A value consists of numbers, strings,
+        bytes, tensors (which arrive on the CPU), lists, tuples, sets, dicts and objects of classes that are `carried`.
+        Raises RankError on all ranks if a value has anything else in it."""
         ...
 
     def note(self, doing: str) -> None:

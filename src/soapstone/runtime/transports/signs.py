@@ -172,7 +172,8 @@ def _accused(signs: dict[int, Sign], silent: set[int], timed_out: bool) -> str:
             return f"rank {rank} {_GONE} {sign.doing}; see its log, and whether its machine ran out of memory"
     for rank, sign in signs.items() if timed_out else ():
         if sign.state in ("T", "t"):
-            return f"rank {rank} was stopped {sign.doing}: process {sign.process} does not run; end it and start all ranks again"
+            stopped = f"rank {rank} was stopped {sign.doing}: process {sign.process} does not run"
+            return f"{stopped}; end it and start all ranks again"
     if silent:
         first, *more = sorted(silent)
         who = f"ranks {', '.join(map(str, sorted(silent)))} give" if more else f"rank {first} gives"

@@ -1,4 +1,4 @@
-"""A training loop that is told to end stops on all ranks after the same step, so that it can save what it has."""
+"""Stops a training loop on a signal, on all ranks after the same step, so that it can save a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .ending import Listener, is_listening, listening, name_of
 from .protocol import Transport
 from .signs import shared_signs
 
-GRACE = 20.0  # seconds: torchrun, Slurm and Kubernetes kill what is still there after 30
-PAUSE = 0.2  # seconds in which a signal that was sent to all ranks has reached the last
+GRACE = 20.0  # seconds: torchrun, Slurm and Kubernetes kill processes that still run after 30
+PAUSE = 0.2  # seconds within which a signal that was sent to all ranks has reached the last one
 
 
 class Stop:
-    """Whether a loop is to stop. It is called on every rank after the same step, and all get the same answer: whether
-    any of them was told to end."""
+    """Whether a loop must stop. Every rank calls it after the same step, and all get the same answer: true if any of
+    them got a signal."""
 
     def __init__(self, transport: Transport, listener: Listener | None) -> None:
         self._transport, self._listener = transport, listener
         self._asked = 0  # the signal that this rank has received
-        self._ranks: list[int] = []
-        self.signal = 0  # that ranks have agreed to stop for
+        self._ranks: list[int] = []  # the ranks that have received one
+        self.signal = 0  # the signal that the ranks have agreed to stop for
 
     def ask(self, number: int) -> None:
         """This rank got a signal."""
@@ -44,17 +44,17 @@ class Stop:
 
     @property
     def unanswered(self) -> int:
-        """The signal that this rank got and that the loop did not ask for."""
+        """A signal that this rank got after the loop last asked; 0 if there is none."""
         return 0 if self.signal else self._asked
 
     @property
     def status(self) -> int:
-        """The exit status that schedulers know for a process that was told to end; 0 where none was."""
+        """The exit status by which schedulers recognize a process that a signal has ended; 0 without a signal."""
         return 128 + self.signal if self.signal else 0
 
     @property
     def reason(self) -> str:
-        """Such as "SIGTERM to rank 1"."""
+        """For example "SIGTERM to rank 1"."""
         some = 0 < len(self._ranks) < self._transport.size
         numbers = ", ".join(map(str, self._ranks))
         ranks = f" to rank{'s' * (len(self._ranks) > 1)} {numbers}" if some else ""
@@ -63,8 +63,9 @@ class Stop:
 
 @contextmanager
 def stoppable(transport: Transport, grace: float = GRACE) -> Iterator[Stop]:
-    """SIGTERM and Ctrl-C let the loop inside go on until it asks whether to stop, and to save then. What is not done
-    `grace` seconds later ends at once, as does a second Ctrl-C. Without grace, a signal ends the rank."""
+    """On SIGTERM and Ctrl-C, let the loop inside go on until it next calls the Stop, and then save. A rank that is
+    still inside `grace` seconds later ends at once, and so it does on a second Ctrl-C. Without grace, a signal ends the
+    rank at once."""
     with listening(shared_signs() if dist.is_initialized() else None) as listener:
         stop = Stop(transport, listener)
         with _asking(listener, stop, grace):

@@ -152,7 +152,7 @@ class ThreadTransport:
         pass
 
     def exchange(self, value: Any) -> list[Any]:
-        """By the bytes that processes would send, so that a test with threads finds what cannot be sent."""
+        """Encoded as processes would send it, so that a test with threads finds values that cannot be sent."""
         if self.size == 1:
             return [value]
         return received(self._meet(tuple(range(self.size)), Row.EXCHANGE, sent(value)))
