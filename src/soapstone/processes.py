@@ -1,5 +1,4 @@
-"""Processes as other processes see them: which one it is, whether it still runs, and the torchrun that started this
-one."""
+"""Identifies processes, finds out whether they still run, and finds the torchrun that started this process."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from pathlib import Path
 
 from .errors import printable
 
-RUN_ID = "TORCHELASTIC_RUN_ID"  # torchrun sets it for its ranks, and has none itself
+RUN_ID = "TORCHELASTIC_RUN_ID"  # torchrun sets it for its ranks, and does not have it itself
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 
 
 @cache
 def machine() -> str:
-    """Where the numbers of processes are the same: a machine since it was started, and a container of it."""
+    """The scope in which process numbers are unique: one boot of a machine, and one container on it."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -30,13 +29,14 @@ def machine() -> str:
 
 
 def state_of(number: int) -> str:
-    """The state of a process of this machine, as Linux has it: X if it has ended, and "" if that is not known."""
+    """Linux's letter for the state of a process on this machine: X if it has ended, and "" if it is not known."""
     return _stat(number, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """`started` tells it from another process that got its number later; it is empty where the system does not say."""
+    """A process. `started` tells it from a later process with the same number; it is empty if the system does not
+    say."""
 
     machine: str
     number: int
@@ -49,7 +49,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool | None:
-        """None if that cannot be seen from here."""
+        """Whether it has ended; None if that cannot be seen from this machine."""
         state = state_of(self.number) if self.machine == machine() else ""
         if not state:
             return None
@@ -68,8 +68,8 @@ def _stat(number: int, field: int) -> str:
 
 @cache
 def torchrun() -> Process | None:
-    """The torchrun that started this process, perhaps through a shell; None if none did. Ask early: a torchrun that has
-    ended is not found any more."""
+    """The torchrun that started this process, perhaps through a shell; None if there is none. Call this early: a
+    torchrun that has ended cannot be found any more."""
     if RUN_ID not in os.environ:
         return None
     number = os.getppid()
@@ -81,7 +81,8 @@ def torchrun() -> Process | None:
 
 @cache
 def _is_child(process: int) -> bool:
-    """Whether torchrun started a process, this one, without a shell in between; a fork of it is another."""
+    """Whether torchrun started this process without a shell in between. The argument is this process's number, so that
+    a fork gets an answer of its own from the cache."""
     found = torchrun()
     return found is not None and found.number == os.getppid()
 
@@ -105,8 +106,8 @@ def _has_run_id(number: int) -> bool:
 def end_with_torchrun() -> None:
     """Have the kernel send SIGTERM to this process when its torchrun ends, however that happens.
 
-    The kernel does so when the thread that started this process ends. So it is asked only where that is torchrun's main
-    thread: other threads may end long before their process."""
+    The kernel does so when the thread that started this process ends. So this is requested only if that is torchrun's
+    main thread: other threads may end long before their process."""
     parent = torchrun()
     if sys.platform != "linux" or parent is None or not _is_child(os.getpid()):
         return
@@ -116,7 +117,7 @@ def end_with_torchrun() -> None:
         return
     if str(os.getpid()) in children:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if is_orphan():  # by now
+        if is_orphan():  # torchrun ended before the request
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -125,7 +126,7 @@ _said: list[str] = []
 
 
 def last_words(sentence: str) -> None:
-    """Write why this process ends, to standard error."""
+    """Write to standard error why this process ends."""
     with _speaking:
         _said.append(sentence)
         _write(sentence)
@@ -133,14 +134,14 @@ def last_words(sentence: str) -> None:
 
 def end(sentence: str, status: int) -> None:
     """End this process at once, from any thread: with a sentence, unless it has written its last words already."""
-    _speaking.acquire()  # for good: the main thread must not add to it
+    _speaking.acquire()  # never released: the main thread must not write any more
     try:
         if not _said:
             _write(sentence)
-    finally:  # whoever reads it may be gone
+    finally:  # standard error may be closed
         os._exit(status)
 
 
 def _write(sentence: str) -> None:
-    sys.stderr.write(f"soapstone: {printable(' '.join(sentence.split()))}\n")  # in one piece: other ranks write, too
+    sys.stderr.write(f"soapstone: {printable(' '.join(sentence.split()))}\n")  # in one write: other ranks write, too
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""Buffers that change on one of the devices that have them.
+"""Buffers that only some of their devices update.
 
-Under local batch norm each part has its own statistics, and the running ones are those of the part with the first
-samples. No step reads them, so devices with other parts keep old values while they train. Before anybody looks (an
-evaluation, a state dict, a checkpoint), every device takes the values of the one that has them.
+Under local batch norm each part has its own statistics, and the running statistics are those of the part with the first
+samples. No step reads them, so devices with other parts keep old values during training. Before an evaluation, a state
+dict or a checkpoint reads them, every device takes the values of the device that updates them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Source:
 
 
 class LaggingBuffers:
-    """The boxes of buffers that some devices have and do not update."""
+    """The boxes of buffers that some devices have but do not update."""
 
     def __init__(self, placement: Placement, device: int, store: Store) -> None:
         self._device, self._store = device, store
@@ -38,7 +38,7 @@ class LaggingBuffers:
         self._changed = False
 
     def change(self) -> None:
-        """A step has set buffers."""
+        """Note that a step has changed buffers."""
         self._changed = True
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class LaggingBuffers:
 
 
 def _sources(placement: Placement) -> list[_Source]:
-    """Each box once; those that all devices update that have some of the buffer are left out."""
+    """The updated boxes, each once, except those of buffers that are updated on every device that has them."""
     found: dict[tuple[int, tuple[tuple[int, int], ...]], set[int]] = {}
     for device, tasks in placement.tasks.items():
         for task in tasks:
@@ -78,9 +78,9 @@ def _sources(placement: Placement) -> list[_Source]:
 
 
 def _updated(placement: Placement, task: Task, device: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
-    """The buffers that a task gives the next values of, and the boxes of each."""
+    """The buffers that a task updates, and the boxes of each."""
     updates = {key.tensor for key in placement.makes(task, device) if isinstance(key, Update)}
-    if not updates & placement.holders.keys():  # of constants there are none
+    if not updates & placement.holders.keys():  # a constant is not updated
         return
     op = placement.graph.ops[task.op]
     for tensor, box in Part(placement.graph, task.op, placement.degrees[task.op], task.part).updated().items():

@@ -1,4 +1,5 @@
-"""What a tensor must be so that its values can become another's: there, plain, and the same numbers afterwards."""
+"""Checks whether a tensor's values can be copied to a tensor of the model: they must exist, and change by no more than
+rounding."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from ..errors import RankError
 
 
 def check_plain(name: str, tensor: torch.Tensor, source: str) -> None:
-    """Raise RankError for a tensor that has no values, or has them in a form that cannot be copied from."""
+    """Raise RankError if a tensor has no values, or is not a plain dense tensor."""
     if is_lazy(tensor) or tensor.is_meta or type(tensor).__name__ == "FakeTensor":
         raise RankError(f"{name!r} in {source} has no values, only a shape; save it from a model that has values")
     if hasattr(tensor, "full_tensor"):
@@ -21,7 +22,7 @@ def check_plain(name: str, tensor: torch.Tensor, source: str) -> None:
 
 
 def check_cast(name: str, tensor: torch.Tensor, dtype: torch.dtype, source: str) -> None:
-    """Raise RankError if values change by more than rounding when they take another type."""
+    """Raise RankError if converting the values to `dtype` changes them by more than rounding."""
     if tensor.dtype == dtype or not tensor.numel():
         return
     values = tensor.detach()

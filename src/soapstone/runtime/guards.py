@@ -1,9 +1,9 @@
-"""Calls of torch that are right for a whole model and silently wrong for one rank's shards: they raise RankError.
+"""Makes functions of torch raise RankError if they would be silently wrong on the plain model or on one rank's shards.
 
-A loop that was written for one device hands torch the plain model, which no step trains, or a rank's shards as if they
-were all parameters. torch's functions only see tensors. So those functions that would go wrong look up here whose
-tensors they were given. They are wrapped when the first model becomes parallel. Training itself calls none of them but
-`optimizer.step`, which an optimizer of shards has checked once.
+A loop that was written for one device passes torch the plain model, which no step trains, or a rank's shards as if they
+were all parameters. torch's functions only see tensors. So functions that would go wrong are wrapped when the first
+model becomes parallel, and look up here whose tensors they were given. Of these, training itself calls only
+`optimizer.step`, where each optimizer is checked once.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from .store import Store
 
 _LOCK = threading.Lock()  # ranks may be threads
 _live: WeakSet[Guarded] = WeakSet()
-_accepted: WeakKeyDictionary[optim.Optimizer, Guarded | None] = WeakKeyDictionary()  # by optimizer, whose shards it has
+_accepted: WeakKeyDictionary[optim.Optimizer, Guarded | None] = WeakKeyDictionary()  # the rank whose shards it has
 _installed: list[Any] = []
 
 
 class Guarded:
-    """What is asked about one rank of a model: the plain model, the rank's shards, and how often these changed."""
+    """What the guards know about one rank of a model: the plain model, the rank's shards, and how often these
+    changed."""
 
     def __init__(self, model: nn.Module, store: Store) -> None:
         self.changes, self.is_accumulating = 0, False
         self._store = store
         self.plain = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
         self._seen = (0, self._versions())
-        self.cut = next(_not_whole(store), "")  # why one rank's shards are not the model
+        self.cut = next(_not_whole(store), "")  # why this rank's shards are not the whole model
         with _LOCK:
             _live.add(self)
             _accepted.clear()
@@ -49,17 +50,17 @@ class Guarded:
                 _install()
 
     def has_shard(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether some of these are this rank's shards, or their gradients."""
+        """Whether any of these tensors is one of this rank's shards, or the gradient of one."""
         known = {id(tensor) for tensor in tensors}
         return any(id(each) in known or id(each.grad) in known for _, each in self._store.parameters())
 
     def is_idle(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Whether the plain model is among these and has no gradients, though shards changed."""
+        """Whether these include parameters of the plain model, without gradients although the shards were trained."""
         found = [each for each in parameters if id(each) in self.plain]
         return bool(found) and self.changes > 0 and all(each.grad is None for each in found)
 
     def is_stale(self, model: nn.Module) -> bool:
-        """Whether a model is the plain one, and nobody has changed it since the last look, though shards changed."""
+        """Whether a model is the plain one, and has not changed since the last call although the shards have."""
         if not any(id(parameter) in self.plain for parameter in model.parameters()):
             return False
         changes, versions = self._seen
@@ -73,7 +74,7 @@ class Guarded:
 
 
 def _not_whole(store: Store) -> Iterator[str]:
-    """The parameters that this rank has not or not whole, each in a few words."""
+    """The parameters that this rank does not have whole, each in a few words."""
     own = {shard.name: i for i, shard in store.shards.items()}
     for tensor in (tensor for tensor in store.graph.tensors if tensor.source == "parameter" and tensor.grad):
         i = own.get(tensor.name)
@@ -92,7 +93,7 @@ def _parameters(optimizer: optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-# What is asked before each function
+# The checks before each function
 
 
 def _check_step(optimizer: optim.Optimizer, arguments: Any, options: Any) -> None:
@@ -102,7 +103,7 @@ def _check_step(optimizer: optim.Optimizer, arguments: Any, options: Any) -> Non
 
 
 def _accept(optimizer: optim.Optimizer) -> Guarded | None:
-    """The rank whose shards an optimizer has, if it is one that may have them."""
+    """The rank whose shards an optimizer has, or None. Raises RankError if the optimizer must not have them."""
     given, live, kind = _parameters(optimizer), _all(), type(optimizer).__name__
     if any(each.is_idle(given) for each in live):
         raise RankError(
@@ -141,7 +142,7 @@ def _check_vector(parameters: list[torch.Tensor]) -> None:
         if each.cut and each.has_shard(parameters):
             raise RankError(
                 f"one rank's parameters are not the model's, since {each.cut}; make the vector of the values of "
-                "parallel.state_dict(), and give them back by parallel.load_state_dict()"
+                "parallel.state_dict(), and load them with parallel.load_state_dict()"
             )
 
 
@@ -156,16 +157,16 @@ def _check_scaler(optimizer: optim.Optimizer) -> None:
 def _check_model(model: nn.Module) -> None:
     if any(each.is_stale(model) for each in _all()):
         raise RankError(
-            "the plain model is not what was trained, since steps change shards alone; call "
+            "the plain model does not have the trained weights, since steps change only shards; call "
             "model.load_state_dict(parallel.state_dict()) first, on every rank"
         )
 
 
-_UNSUMMED = "the last step was one with sync=False, so gradients are not summed yet"
+_UNSUMMED = "the last step had sync=False, so gradients are not summed yet"
 _CLIP = "use parallel.clip_grad_norm_(max_norm), which every rank calls"
 
 
-# How it is asked
+# Wrapping torch's functions
 
 
 def _install() -> None:
@@ -189,7 +190,7 @@ def _guard(
     check: Callable[[Any], None],
     applies: Callable[[Any], bool] = lambda self: True,
 ) -> None:
-    """Have a function of torch check one of its arguments first. A function that torch wraps in no_grad is changed
+    """Make a function of torch check one of its arguments first. If torch wraps the function in no_grad, it is replaced
     inside of that wrapper, so that names which were imported earlier are guarded, too."""
     outer = getattr(owner, name)
     cells = [cell for cell in outer.__closure__ or () if cell.cell_contents is getattr(outer, "__wrapped__", cell)]

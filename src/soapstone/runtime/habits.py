@@ -1,4 +1,4 @@
-"""What users of DistributedDataParallel write by habit, answered with what to write here."""
+"""Answers calls that users of DistributedDataParallel make by habit with an error that says what to write instead."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 from ..errors import RankError
 
 _STEP = "call parallel.step(inputs, targets) to train, which returns the loss, or parallel.evaluate(inputs)"
-_MOVED = "it stays where it is and as it is; give parallelize() a device=, or change the model before ss.capture"
+_MOVED = "its device and types are fixed; give parallelize() a device=, or convert the model before ss.capture"
 _WRITTEN = {
     "forward": _STEP,
-    "module": "load parallel.state_dict() into the plain model that was captured for the trained weights",
+    "module": "to have the trained weights, load parallel.state_dict() into the plain model that was captured",
     "train": "parallel.step runs in the mode in which the model was captured; leave train() out",
     "eval": "parallel.evaluate(inputs) is always in eval mode; leave eval() out",
     "backward": "parallel.step has run backward already; leave backward() out",
-    "no_sync": "call parallel.step(inputs, targets, sync=False), which adds gradients up",
-    "join": "every rank must take the same number of steps; drop what is left of a ragged last batch",
+    "no_sync": "call parallel.step(inputs, targets, sync=False), which accumulates gradients",
+    "join": "every rank must take the same number of steps; drop a smaller last batch",
     "buffers": "parallel.state_dict() has the whole buffers",
     "named_buffers": "parallel.state_dict() has the whole buffers",
     "compile": "call parallelize(..., compile=True)",
@@ -27,11 +27,11 @@ _WRITTEN = {
 
 
 class NoSuchMethodError(RankError, AttributeError):
-    """A Parallel does not have it; what has the same effect is in the message."""
+    """A Parallel does not have this method; the message says what to call instead."""
 
 
 class Habits:
-    """Answers calls that a wrapped model would take."""
+    """The base class of Parallel: raises an error for calls that only a wrapped nn.Module would have."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in _WRITTEN:
@@ -45,8 +45,8 @@ class Habits:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise RankError(
-            "a Parallel cannot be copied; for an average of weights, copy parallel.parameters() and average these on "
-            "each rank"
+            "a Parallel cannot be copied; for an average of weights, average copies of parallel.parameters() on each "
+            "rank"
         )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
@@ -57,7 +57,7 @@ class Habits:
 
 
 class StepLoss(torch.Tensor):
-    """What a step returns: a plain number, whose backward has run. All that is computed with it are plain tensors."""
+    """The loss that a step returns: backward has already run. Results computed with it are plain tensors."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
