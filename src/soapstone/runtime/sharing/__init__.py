@@ -1,4 +1,5 @@
-"""One machine as several: ranks that share one GPU, and nodes with real links between them. For trying and testing."""
+"""Emulates several devices and nodes on one machine, for experiments and tests: ranks that share one GPU, and nodes
+with real links between them."""
 
 from .gpu import shared_gpu
 from .nodes import MadeNodes, agents, cpu_ranks, made_nodes

@@ -1,8 +1,8 @@
-"""One GPU as several: ranks with a part of it each, that talk over NCCL.
+"""Ranks that share one GPU and communicate over NCCL.
 
 NCCL refuses two ranks of one host on one GPU, but takes NCCL_HOSTID for the host's name. So each rank is a host of its
-own, and they talk over sockets. NVIDIA's MPS, where it is installed, lets the ranks run side by side, each on its part
-of the multiprocessors; without it they take turns.
+own, and they communicate over sockets. If NVIDIA's MPS is installed, the ranks run side by side, each on its part of
+the multiprocessors; without it they take turns.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _BLOCKING_SYNC = 4  # CU_CTX_SCHED_BLOCKING_SYNC
 
 @contextmanager
 def shared_gpu(per_node: int, num_nodes: int = 1) -> Iterator[list[dict[str, str]]]:
-    """The environment of each rank, as torchrun would set it; with several nodes, for ranks that enter `made_nodes`.
-    MPS ends with the context."""
+    """The environment of each rank, as torchrun would set it. With several nodes, each rank must enter its node of
+    `made_nodes`. MPS ends with the context."""
     if per_node < 1 or num_nodes < 1:
         raise RankError(f"there cannot be {num_nodes} nodes of {per_node} ranks; use 1 or more of both")
     with _mps(per_node * num_nodes) as mps:
@@ -51,7 +51,7 @@ def sleep_while_waiting(device: int) -> None:
     for each rank from the threads that move the ranks' messages."""
     if SHARE not in os.environ:
         return
-    with suppress(OSError):  # no driver by this name: it goes on spinning
+    with suppress(OSError):  # without a driver by this name it goes on spinning
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuInit(0)
         driver.cuDevicePrimaryCtxSetFlags_v2(device, _BLOCKING_SYNC)
@@ -59,7 +59,7 @@ def sleep_while_waiting(device: int) -> None:
 
 @contextmanager
 def _mps(num_ranks: int) -> Iterator[dict[str, str]]:
-    """An MPS daemon of our own, whatever else runs on the machine."""
+    """An MPS daemon of our own, apart from any other on the machine; yields the variables that ranks need for it."""
     if shutil.which(MPS_CONTROL) is None:
         yield {}
         return

@@ -1,8 +1,8 @@
-"""Ends what a launcher has left behind, also when the launcher was killed.
+"""Kills the processes that a launcher has left behind, even if the launcher was killed.
 
-Run as a script (`keeper.py PIPE MARK [MPS_FOLDER]`) it waits until the launcher's end of the pipe closes, which the
-kernel does whichever way the launcher ends. Then it kills every process that carries the launcher's mark in its
-environment and ends the MPS daemon of that folder. It needs nothing but the standard library, so it starts in
+Run as a script (`keeper.py PIPE MARK [MPS_FOLDER]`), it waits until the launcher's end of the pipe is closed; the
+kernel closes it however the launcher ends. Then it kills every process that carries the launcher's mark in its
+environment, and ends the MPS daemon of that folder. It imports only the standard library, so it starts in
 milliseconds.
 """
 
@@ -26,8 +26,8 @@ PATIENCE = 30.0  # seconds for processes, and for a daemon, to end
 
 @contextmanager
 def keeper(mps_folder: str = "") -> Iterator[str]:
-    """A mark to put under `MARK` in the environment of what is started. The processes that carry it, and the daemon,
-    have ended when the context has."""
+    """A mark to put under `MARK` in the environment of the processes to start. These processes, and the daemon, have
+    ended when the context has."""
     mark = uuid4().hex
     here, ours = os.pipe()
     command = [sys.executable, "-I", "-S", __file__, str(here), mark, mps_folder]
@@ -41,7 +41,7 @@ def keeper(mps_folder: str = "") -> Iterator[str]:
 
 
 def end_all(mark: str, mps_folder: str) -> None:
-    """Kill the marked processes and what they go on to start, then end the daemon and remove its folder."""
+    """Kill the marked processes and all that they start meanwhile, then end the daemon and remove its folder."""
     deadline = time.monotonic() + PATIENCE
     while (marked := list(_marked(mark))) and time.monotonic() < deadline:
         for pid in marked:
@@ -54,7 +54,7 @@ def end_all(mark: str, mps_folder: str) -> None:
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """The processes with this mark that run; a zombie's environment is empty."""
+    """The running processes with this mark. Zombies have an empty environment."""
     entry = f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to somebody else
@@ -81,7 +81,7 @@ def _is_running(pid: str) -> bool:
 
 
 def main(pipe: str, mark: str, mps_folder: str) -> None:
-    os.read(int(pipe), 1)  # nobody writes: it returns when the other end closes
+    os.read(int(pipe), 1)  # nothing is ever written: this returns when the other end is closed
     end_all(mark, mps_folder)
 
 

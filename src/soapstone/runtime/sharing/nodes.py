@@ -1,9 +1,9 @@
-"""Several nodes on one machine, with real links between them.
+"""Emulates several nodes on one machine, with real links between them.
 
-A node is a network namespace with one adapter, half of a veth pair whose other half is a port of a switch, a bridge in
-a namespace of its own. A token bucket at both halves limits what leaves and what enters the node. Ranks of one node
-reach one another over its loopback, which nothing limits. The namespaces have no name: they last as long as a process
-lives in them or this one has them open, so nothing is left of them however this process ends.
+A node is a network namespace with one adapter: half of a veth pair, whose other half is a port of a switch. The switch
+is a bridge in a namespace of its own. Token buckets at both halves limit what leaves and what enters the node. Ranks of
+one node reach one another over its loopback interface, which has no limit. The namespaces have no names. The kernel
+removes one when no process is in it and this process has closed it, so nothing is left however this process ends.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ADAPTER = "eth0"
-PORT = 29500  # nobody else is in the namespace
-BURST = 1 << 20  # bytes that may pass at once; with fewer a coarse kernel timer would cost bandwidth
+PORT = 29500  # always free, since nothing else runs in the namespace
+BURST = 1 << 20  # bytes that may pass at once; with fewer, a coarse kernel timer would cost bandwidth
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class MadeNodes:
-    """Nodes numbered from 0, as long as the context of `made_nodes` lasts."""
+    """Nodes, numbered from 0, which exist as long as the context of `made_nodes`."""
 
     def __init__(self, switch: int, nodes: list[int]) -> None:
         self._switch, self._nodes = switch, nodes
 
     def enter(self, node: int) -> None:
-        """Move this process, or a thread, into a node."""
+        """Move the calling thread into a node; in a process of one thread, the whole process."""
         _enter(self._nodes[node])
 
     def set_link(self, node: int, up: bool) -> None:
@@ -52,7 +52,7 @@ class MadeNodes:
 
 @contextmanager
 def made_nodes(count: int, gbit: float | None = None) -> Iterator[MadeNodes]:
-    """So many nodes, whose adapters pass `gbit` Gb/s each way. Raises RankError without root or pyroute2."""
+    """`count` nodes, whose adapters pass `gbit` Gb/s each way. Raises RankError without root or pyroute2."""
     _check_able()
     spaces: list[int] = []
     try:
@@ -70,7 +70,8 @@ def made_nodes(count: int, gbit: float | None = None) -> Iterator[MadeNodes]:
 
 
 def cpu_ranks(per_node: int, num_nodes: int = 1) -> list[dict[str, str]]:
-    """The environment of each rank, as torchrun would set it; with several nodes, for ranks that enter `made_nodes`."""
+    """The environment of each rank, as torchrun would set it. With several nodes, each rank must enter its node of
+    `made_nodes`."""
     place = _meeting(num_nodes)
     return [
         {
@@ -89,7 +90,7 @@ def cpu_ranks(per_node: int, num_nodes: int = 1) -> list[dict[str, str]]:
 
 
 def agents(per_node: int, num_nodes: int) -> list[dict[str, str]]:
-    """The environment of one torchrun for each node, which needs no options for the cluster."""
+    """The environment of one torchrun for each node, so that torchrun needs no options that describe the cluster."""
     place = _meeting(num_nodes)
     return [
         {
@@ -109,7 +110,7 @@ def agents(per_node: int, num_nodes: int) -> list[dict[str, str]]:
 
 
 def _meeting(num_nodes: int) -> dict[str, str]:
-    """Where ranks meet and which interface they use."""
+    """The variables that say where ranks meet and which interface they use."""
     alone = num_nodes == 1
     # torch warns that these addresses have no names
     quiet = {} if alone else {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
@@ -141,7 +142,7 @@ def _check_able() -> None:
 
 
 def _new_space() -> int:
-    """A descriptor of a new network namespace. A thread makes it, so that this process stays where it is."""
+    """A descriptor of a new network namespace. A thread creates it, so that this process stays in its own."""
 
     def make() -> int:
         if _libc.unshare(_NEW_NETWORK):
@@ -171,7 +172,7 @@ def _inside(space: int, act: Callable[[IPRoute], T]) -> T:
 
 
 def _in_thread(act: Callable[[], T]) -> T:
-    """What `act` returns or raises, called in a thread of its own: a namespace belongs to a thread."""
+    """What `act` returns or raises, called in a thread of its own, since a namespace belongs to a thread."""
     found: list[T] = []
     raised: list[BaseException] = []
 
@@ -212,7 +213,7 @@ def _make_adapter(ip: IPRoute, node: int, gbit: float | None) -> None:
 
 
 def _limit(ip: IPRoute, name: str, gbit: float | None) -> None:
-    """Let so many Gb/s out of an interface."""
+    """Limit what leaves an interface to `gbit` Gb/s."""
     if gbit is not None:
         bucket: dict[str, Any] = {"rate": f"{round(gbit * 1000)}mbit", "latency": "50ms", "burst": BURST}
         ip.tc("add", "tbf", _index(ip, name), 0x10000, **bucket)

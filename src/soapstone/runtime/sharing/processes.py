@@ -1,4 +1,4 @@
-"""Start a command once for each rank or node, and end all of it together."""
+"""Runs a command once for each rank or node, and ends all of them together."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def run_ranks(
     enter: Callable[[int], None] = lambda number: None,
     patience: float = PATIENCE,
 ) -> list[int]:
-    """Run a command once for each environment; the exit statuses. `enter` is called in each new process with its
-    number, before the command.
+    """Run a command once for each environment, and return the exit statuses. `enter` is called in each new process with
+    its number, before the command.
 
     Ranks that still run `patience` seconds after another has failed, or after the timeout, are killed, with all that
-    they started. Ctrl-C and SIGTERM are passed on to them, and they have some time to save their work. If this process is
-    killed, so are they."""
+    they started. Ctrl-C and SIGTERM are passed on to them, and they have some time to save their work. If this process
+    is killed, so are they."""
     ranks: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + timeout
     failed = False
