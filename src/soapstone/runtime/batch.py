@@ -12,7 +12,7 @@ from ..graph import OperatorGraph
 from ..parts import Range, ranges
 from .agreement import checksum
 
-COMPARED = 64  # samples of the first batch
+COMPARED = 64  # the most samples of the first batch that ranks compare
 
 
 class BatchCheck:
@@ -58,7 +58,7 @@ class BatchCheck:
         return [[self._of(microbatch, *given) for given in enumerate(own)] for microbatch in range(self.microbatches)]
 
     def sums(self, batch: Sequence[torch.Tensor]) -> dict[str, str]:
-        """Checksums of some of the samples that this rank reads, by tensor and place in the whole batch."""
+        """Checksums of some of the samples that this rank reads, by tensor and position in the whole batch."""
         found: dict[str, str] = {}
         for number, (given, sides, local) in enumerate(zip(batch, self.slices, self.local)):
             own = given if tuple(given.shape) == local else given[sides]

@@ -59,9 +59,9 @@ class Parallel(Habits):
 
     def step(self, *batch: Any, sync: bool = True) -> torch.Tensor:
         """Forward, backward and gradient sync. Every rank passes the batch, inputs then targets, whole or cut to its
-        `slices`, and gets the same loss. Gradients of the step before are dropped, unless that was one with
-        `sync=False`: then they are added to. Raises RankError on every rank where one rank's batch does not fit, and
-        LostRankError where another rank is gone or does not come."""
+        `slices`, and gets the same loss. Gradients of the previous step are dropped, unless it had `sync=False`: then
+        new gradients are added to them. Raises RankError on every rank if one rank's batch does not fit, and
+        LostRankError if another rank has ended or does not answer."""
         batch = flattened(batch)
         given: list[Values] = []
 
@@ -100,18 +100,18 @@ class Parallel(Habits):
         return loss.as_subclass(StepLoss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients, also those that steps with `sync=False` added up. A step that begins anew does so itself."""
+        """Drop gradients, including those that steps with `sync=False` accumulated. Otherwise `step` does so itself."""
         self._store.drop_gradients()
         self._guarded.is_accumulating = False
 
     def _check_synced(self) -> None:
         if self._guarded.is_accumulating:
             raise RankError(
-                "the last step was one with sync=False: gradients are not summed yet; end with a step that is"
+                "the last step had sync=False, so gradients are not summed yet; call this after a step with sync=True"
             )
 
     def _compare_first(self, batch: tuple[torch.Tensor, ...]) -> None:
-        """All ranks must pass the same samples in the first batch."""
+        """Raise RankError unless all ranks pass the same samples in the first batch."""
         self._first = False
         whole = all(tuple(t.shape) == self._graph.tensors[i].shape for t, i in zip(batch, self._graph.inputs))
         everyone = self._transport.exchange(
@@ -199,10 +199,10 @@ class Parallel(Habits):
         keep: int = 2,
         wait: bool = True,
     ) -> None:
-        """Write a checkpoint to a folder that all ranks share: weights, buffers, the optimizer's state and dropout's.
-        Every rank must call this, and writes what it keeps. It appears when all is on disk; the newest `keep` stay.
-        Without `wait` a copy is written while training goes on, until the next `save` or `saved`. Raises RankError on
-        all ranks where one cannot write."""
+        """Write a checkpoint to a folder that all ranks share: weights, buffers, and the state of the optimizer and of
+        dropout. Every rank must call this, and writes its shards. The checkpoint appears when all of it is on disk, and
+        the newest `keep` stay. With `wait=False` a copy is written while training goes on; the next `save` or `saved`
+        waits for it. Raises RankError on all ranks if one cannot write."""
         self._check_synced()
         self._buffers.catch_up(self._transport)
         self._saver.begin(Path(folder), optimizer, step, keep, copied=not wait)
@@ -210,14 +210,14 @@ class Parallel(Habits):
             self._saver.finish()
 
     def saved(self) -> None:
-        """Wait until the last checkpoint is on disk; every rank must call this. Raises RankError on all ranks where one
+        """Wait until the last checkpoint is on disk; every rank must call this. Raises RankError on all ranks if one
         could not write."""
         self._saver.finish()
 
     def save_dcp(self, folder: str | Path, optimizer: torch.optim.Optimizer | None = None, *, step: int = 0) -> None:
-        """Write a folder for `torch.distributed.checkpoint.load`, which FSDP2, DDP and plain scripts read: the model,
-        the optimizer's state and the step, under the keys model, optim and step. Every rank must call this, and writes
-        what it keeps. Raises RankError on all ranks where one cannot write, or the folder is not new."""
+        """Write a folder that `torch.distributed.checkpoint.load` reads, in scripts with FSDP2, DDP or neither: the
+        model, the optimizer's state and the step, under the keys model, optim and step. Every rank must call this, and
+        writes its shards. Raises RankError on all ranks if one cannot write, or if the folder is not new."""
         from .checkpoints import save_dcp
 
         self._check_synced()
@@ -225,14 +225,14 @@ class Parallel(Habits):
         save_dcp(Path(folder), self._store, self._transport, self._work.model, optimizer, step)
 
     def stoppable(self, grace: float = GRACE) -> AbstractContextManager[Stop]:
-        """For a loop that saves before it ends: inside, SIGTERM and Ctrl-C let it go on until it calls what this gives,
-        on every rank after the same step. That is true on all ranks once one was told to end; a rank that is still
-        inside `grace` seconds later ends at once. It has a `reason` and an exit `status` then."""
+        """A context for a loop that saves before it ends: inside it, SIGTERM and Ctrl-C do not end the process. Call
+        the Stop that it yields on every rank after each step. It returns true on all ranks once one has a signal, and
+        then has a `reason` and an exit `status`. A rank that is still inside `grace` seconds later ends at once."""
         return stoppable(self._transport, grace)
 
     @cached_property
     def _saver(self) -> Saver:
-        from .checkpoints import Saver  # which loads much
+        from .checkpoints import Saver  # slow to import
 
         return Saver(self._executor, self._transport, self._work.model)
 
@@ -245,11 +245,11 @@ class Parallel(Habits):
         convert: bool = False,
         last_good: bool = False,
     ) -> int:
-        """Go on from the newest checkpoint of a folder, which may be of any strategy and number of ranks, or from a
-        folder that torch.distributed.checkpoint wrote; its step, or 0 where there is none and that is fine. With
-        `convert` floating-point numbers may change their type. With `last_good` a damaged checkpoint is renamed, rank 0
-        warns of it, and the newest undamaged one is loaded. Raises RankError on all ranks, before anything changes,
-        where it is damaged or does not fit."""
+        """Load the newest checkpoint of a folder, of any strategy and number of ranks, or a folder that
+        torch.distributed.checkpoint wrote. Returns its step; with `missing_ok`, 0 if there is no checkpoint. With
+        `convert` floating-point numbers may change their type. With `last_good` damaged checkpoints are renamed, rank 0
+        warns of them, and the newest undamaged one is loaded. Raises RankError on all ranks, before anything changes,
+        if the checkpoint is damaged or does not fit the model."""
         from . import checkpoints
 
         path, model = Path(folder), self._work.model

@@ -1,4 +1,4 @@
-"""Does every batch norm have more than one value per channel? One has no variance, and torch refuses it."""
+"""Checks that every batch norm has more than one value per channel: one value has no variance, and torch refuses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..simulator import Simulation
 
 
 def check_statistics(simulation: Simulation) -> None:
-    """Raise RankError if a part, or a microbatch, of a batch norm that trains has one value per channel."""
+    """Raise RankError if a batch norm in training has one value per channel, in a part or in a microbatch."""
     graph = simulation.played
     for number, (degrees, devices, *_) in enumerate(simulation.strategy.native):
         for index, step in enumerate(graph.ops[number].steps):

@@ -24,8 +24,8 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def check_state(
     own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], aliases: Mapping[str, str], source: str
 ) -> None:
-    """Raise RankError unless a state has what a model has, in values that the model's types can hold. `aliases` has
-    the names of tied weights, with the name that each stands for."""
+    """Raise RankError unless a state has the model's tensors, with values that the model's types can represent.
+    `aliases` maps the names of tied weights to the name that each stands for."""
     for name, tensor in own.items():
         given = state.get(name)
         if not isinstance(given, torch.Tensor):
