@@ -1,7 +1,7 @@
-"""The topology that the numbers make.
+"""Turns measured numbers into a topology.
 
-Two ranks of a node have a link. A rank reaches other nodes by a link to its node's adapter, whose link to the network
-all ranks of the node share.
+Two ranks of a node have a link. A rank reaches other nodes through a link to its node's adapter. All ranks of the node
+share the adapter's link to the network.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .passes import Numbers
 from .seats import Seats
 from .together import NETWORK, NODE, PORT, Selection
 
-DUPLEX = 1.4  # how much faster than one way alone both ways at once are, at least, where they do not share
-CONGESTED = 0.9  # of what their adapters pass, if all nodes at once reach less, the network between them is the limit
+DUPLEX = 1.4  # if both ways at once are this much faster than one way, the directions do not share bandwidth
+CONGESTED = 0.9  # if all nodes at once reach less than this part of their adapters' bandwidth, the network is the limit
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A topology as it was measured, the seconds of an all-reduce of each size among all ranks, and the numbers that
-    did not repeat themselves."""
+    """A measured topology, the seconds of an all-reduce of each size among all ranks, and the names of the numbers that
+    still varied."""
 
     topology: Topology
     all_reduce: dict[int, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def assemble(found: Measured) -> Calibration:
 
 
 def _devices(found: Measured) -> tuple[Device, ...]:
-    """With what messages, sums and iterations cost their threads."""
+    """The devices with the thread times of messages, sums and iterations."""
     thread, total, iteration = (_ns(found.numbers[name]) for name in ("thread", "sum", "iteration"))
     return tuple(
         replace(
@@ -80,7 +80,8 @@ def _inside(found: Measured, devices: tuple[Device, ...], pair: Pair) -> Link:
 
 
 def _across(found: Measured, devices: tuple[Device, ...]) -> tuple[list[Link], tuple[Bus, ...]]:
-    """Of each rank to its node's adapter, half of a message's latency, and of each adapter to the network."""
+    """The links between nodes: of each rank to its node's adapter, with half of a message's latency, and of each
+    adapter to the network. Also a bus for the network, if it is slower than the adapters together."""
     links = []
     for rank, device in enumerate(devices):
         link = _link(found, device.name, _adapter(device.node), _typical_pair(found, rank))
@@ -94,7 +95,8 @@ def _across(found: Measured, devices: tuple[Device, ...]) -> tuple[list[Link], t
 
 
 def _adapter_link(found: Measured, node: int, alone: float) -> Link:
-    """What all ranks of a node reach together, and not less than a lone message does."""
+    """An adapter's link, with the bandwidth that all ranks of the node reach together, but at least that of a message
+    that is sent alone."""
     one_way, both = (found.numbers[name(found.selection.nodes[node])] for name in (one_way_out, out_and_in))
     duplex = both > DUPLEX * one_way
     rate = max(one_way, both / 2) if duplex else max(one_way, both)
@@ -102,8 +104,8 @@ def _adapter_link(found: Measured, node: int, alone: float) -> Link:
 
 
 def _typical_pair(found: Measured, rank: int) -> Pair:
-    """The pair that a rank's messages to other nodes are taken from. If pairs differ, a rank's fastest has the fewest
-    limits of other ranks in it."""
+    """The pair whose numbers stand for a rank's messages to other nodes. If pairs differ it is the fastest, which is
+    limited least by other ranks."""
     pairs = {found.selection.pairs[pair] for pair in found.seats.pairs_across() if rank in pair}
     return min(sorted(pairs), key=lambda pair: found.numbers[message(pair[0], pair[1], LARGE)])
 
@@ -113,7 +115,7 @@ def _link(found: Measured, source: str, target: str, pair: Pair) -> Link:
     one_way = {size: numbers[message(*pair, size)] for size in MESSAGES}
     each = min(numbers[overhead(*pair)], one_way[SMALL])
     latency = one_way[SMALL] - each
-    if found.on_cpu:  # in a program it takes longer: threads stop and start
+    if found.on_cpu:  # a message takes longer in a program, where threads stop and start
         latency = max(latency, numbers["wall"] - max(each, numbers["thread"] / 2))
     beyond = {size: max(seconds - one_way[SMALL], 0.0) for size, seconds in one_way.items()}
     everyone = _everyone(found)
@@ -131,7 +133,8 @@ def _link(found: Measured, source: str, target: str, pair: Pair) -> Link:
 
 
 def _sums(found: Measured) -> tuple[Sum, ...]:
-    """Groups over numbers of nodes that were not measured take as long as those over the next number that was."""
+    """The times of all-reduces. For a number of nodes that was not measured they are those of the next number that
+    was."""
     measured = sorted({num_nodes for num_nodes, _ in found.selection.groups})
     sums = []
     for num_nodes in range(measured[0], len(found.seats.nodes) + 1):
@@ -146,7 +149,7 @@ def _sums(found: Measured) -> tuple[Sum, ...]:
 def _on_buses(
     devices: tuple[Device, ...], links: list[Link], found: Measured
 ) -> tuple[tuple[Link, ...], tuple[Bus, ...]]:
-    """Links inside nodes with the buses that they share."""
+    """Links inside nodes, with the buses that they share."""
     alone = max((link.bandwidth for link in links), default=0.0)  # a lone message is not slowed
     rates = {name: float(round(max(found.numbers[name], alone))) for name in found.selection.inside}
     return shared(devices, links, rates)
@@ -155,7 +158,7 @@ def _on_buses(
 def shared(
     devices: tuple[Device, ...], links: list[Link], rates: dict[str, float]
 ) -> tuple[tuple[Link, ...], tuple[Bus, ...]]:
-    """A bus for each device's port and for each node, where its rate was measured."""
+    """A bus for each device's port and for each node, if its rate was measured."""
     node = {device.name: device.node for device in devices}
     found: dict[str, Bus] = {}
 
@@ -177,7 +180,7 @@ def _adapter(node: int) -> str:
 
 
 def _growing(times: dict[int, float]) -> tuple[tuple[int, int], ...]:
-    """Bytes and ns of a curve. Where a larger message came sooner, both take their mean."""
+    """Bytes and ns of a curve. If a larger message was faster than a smaller one, both get their mean."""
     levels: list[tuple[float, list[int]]] = []  # seconds, and the sizes that take so long
     for size, seconds in sorted(times.items()):
         level, sizes = seconds, [size]

@@ -1,4 +1,4 @@
-"""All numbers, in the order in which they are measured."""
+"""Measures all numbers, one after the other."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .seats import Seats, find_seats
 from .together import NETWORK, Selection, both_ways, groups_of, inside_at_once, out_of
 
 Progress = Callable[[float, str], None]
-AGREE = 1.5  # the ratio up to which two of a class are taken to be alike
-COMPARING = 0.2  # the part of all work that it takes to compare them
+AGREE = 1.5  # the ratio up to which two members of a class count as equal
+COMPARING = 0.2  # the fraction of the work that comparing members takes, for the progress
 
 
 class Calibrator:
@@ -130,12 +130,12 @@ class Calibrator:
         return {name: self._meter.rate_together(messages, 4 * MIB) for name, messages in at_once.items()}
 
     def _inside(self, at_once: dict[str, list[list[Pair]]]) -> Found:
-        """Of one node, while all others do the same."""
+        """The rates inside one node, while all others do the same."""
         rates = self._rates({name: [pair for pairs in nodes for pair in pairs] for name, nodes in at_once.items()})
         return {name: rate / len(at_once[name]) for name, rate in rates.items()}
 
     def _adapters(self, seats: Seats, nodes: Iterable[int]) -> Found:
-        """What the ranks of a node send at once to another node, and send and receive."""
+        """The rates at which all ranks of a node send to another node at once, and at which they send and receive."""
         found: dict[str, list[Pair]] = {}
         for node in nodes:
             messages = out_of(seats, node)
@@ -151,6 +151,6 @@ def _agree(numbers: list[float]) -> bool:
 
 
 def _by_size(sizes: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Those that are small, and those that are large."""
+    """The small sizes, and the large ones."""
     sizes = list(sizes)
     return [size for size in sizes if size < MIB], [size for size in sizes if size >= MIB]

@@ -1,7 +1,7 @@
-"""Which numbers are measured once for many: pairs of ranks, and nodes, that should be alike.
+"""Groups pairs of ranks, and nodes, into classes whose members should have the same numbers.
 
-The first of a class stands for it, and its last is compared with it. If the two differ, each member of the class is
-measured.
+The first member of a class is measured for all. It is compared with the last member; if the two differ, every member of
+the class is measured.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True)
 class Alike(Generic[T]):
-    """A class: its members, of which the first stands for all."""
+    """A class of members that should be alike."""
 
     members: tuple[T, ...]
 
     @property
     def compared(self) -> tuple[T, ...]:
-        """The first and the last, which differ most."""
+        """The first and the last member, which should differ most."""
         return tuple(dict.fromkeys((self.members[0], self.members[-1])))
 
 
 class Representatives(Generic[T]):
-    """Which member is measured for which."""
+    """The member that is measured for each member."""
 
     def __init__(self, classes: Iterable[Alike[T]], agree: Callable[[Alike[T]], bool]) -> None:
         self._of: dict[T, T] = {}
@@ -46,7 +46,8 @@ class Representatives(Generic[T]):
 
 
 def classes_of_pairs(seats: Seats) -> list[Alike[Pair]]:
-    """Pairs inside like nodes, and pairs between nodes like the same two."""
+    """The classes of all pairs: two pairs are in one class if both are inside a node, or both between nodes, and their
+    nodes are alike."""
     found: dict[Hashable, list[Pair]] = {}
     for a, b in [*seats.pairs_inside(), *seats.pairs_across()]:
         ends = [seats.like(seats.devices[rank].node) for rank in (a, b)]
@@ -55,7 +56,7 @@ def classes_of_pairs(seats: Seats) -> list[Alike[Pair]]:
 
 
 def classes_of_nodes(seats: Seats) -> list[Alike[int]]:
-    """Like nodes, each with like nodes after it."""
+    """The classes of nodes: two nodes are in one class if they are alike, and the nodes after them are alike."""
     found: dict[Hashable, list[int]] = {}
     for node in range(len(seats.nodes)):
         found.setdefault((seats.like(node), seats.like(next_node(seats, node))), []).append(node)

@@ -56,7 +56,7 @@ class Meter:
         return max((burst - single) / (BURST - 1), 0.0)
 
     def rate_together(self, messages: Sequence[Pair], size: int) -> float:
-        """Bytes/s of these messages, each from its first rank to its second, all at once."""
+        """Bytes/s of these messages together, each from its first rank to its second, all sent at once."""
         tensor = torch.zeros(size // 4, device=self.place)
         found = self.timed(lambda: self._begin_round(messages, tensor), rounds_of(size))
         slowest = max(wall - self._launched(thread) for wall, thread in self.transport.exchange(found))
@@ -78,8 +78,8 @@ class Meter:
         return wait
 
     def all_reduce(self, groups: Sequence[tuple[int, ...]], size: int) -> float:
-        """Of these groups, which have no rank in common, at once, with all members waiting: of the slowest, beyond what
-        its host takes to launch it."""
+        """Seconds of an all-reduce in each of these disjoint groups at once, with all members waiting: those of the
+        slowest group, without the time that its host takes to launch it."""
         tensor = torch.zeros(size // 4, device=self.place)
         rounds = rounds_of(size)
         own = next((ranks for ranks in groups if self.rank in ranks), None)

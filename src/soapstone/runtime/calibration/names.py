@@ -1,4 +1,4 @@
-"""What each number is called, in messages and as a key."""
+"""The names of the measured numbers, as keys and in messages."""
 
 
 def message(a: int, b: int, size: int) -> str:

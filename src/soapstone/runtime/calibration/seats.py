@@ -1,7 +1,7 @@
-"""Who sits where: the device of each rank, and the nodes that they stand on.
+"""The device and the node of each rank.
 
-Nodes are told apart by the host's name, its boot id and the network namespace, not by what a launcher says: two agents
-on one machine are one node, two containers of one machine are two.
+Ranks are on one node if they have the same host name, boot id and network namespace, whatever the launcher says: two
+agents on one machine are one node, and two containers on one machine are two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Seats:
         return list(found.values())
 
     def like(self, node: int) -> tuple[str, ...]:
-        """What nodes that are alike have in common: the models of their devices."""
+        """The models of a node's devices, which are the same for nodes that are alike."""
         return tuple(device.kind for device in self.devices if device.node == node)
 
     def share_a_node(self, pair: Pair) -> bool:
@@ -43,7 +43,7 @@ class Seats:
         return self.devices[a].node == self.devices[b].node
 
     def pairs_inside(self) -> list[Pair]:
-        """Node by node, the two ranks with the most others between them last."""
+        """The pairs inside nodes, node by node. Of each node the pair whose ranks are farthest apart comes last."""
         inside = [combinations(ranks, 2) for ranks in self.nodes]
         return [pair for pairs in inside for pair in sorted(pairs, key=lambda pair: pair[1] - pair[0])]
 
@@ -53,7 +53,8 @@ class Seats:
 
 
 def find_seats(transport: Transport, place: torch.device) -> Seats:
-    """Every rank calls it. What ranks share, a GPU's memory or a machine's, is divided among them."""
+    """The device and node of every rank; every rank calls this. Ranks that share a GPU's or a machine's memory each get
+    an equal part of it."""
     found = transport.exchange(_seat(place))
     nodes = {node: i for i, node in enumerate(dict.fromkeys(tuple(each["node"]) for each in found))}
     sharing = Counter(each["memory_of"] for each in found)
@@ -81,7 +82,7 @@ def _seat(place: torch.device) -> dict[str, Any]:
 
 
 def _boot_id() -> str:
-    """Linux's own, new at each start of a machine; empty elsewhere."""
+    """Linux's boot id, new at each start of the machine; empty on other systems."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -89,7 +90,7 @@ def _boot_id() -> str:
 
 
 def _network() -> str:
-    """The network namespace that this process lives in; empty where there are none."""
+    """The network namespace of this process; empty on systems without namespaces."""
     try:
         return os.readlink("/proc/self/ns/net")
     except OSError:

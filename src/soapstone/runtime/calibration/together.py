@@ -1,4 +1,5 @@
-"""What talks at once, to show what its links share; and the sets of ranks whose all-reduces are measured."""
+"""Chooses the messages that are sent at once, to measure what links share, and the groups of ranks whose all-reduces
+are measured."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ class Selection:
 
 
 def inside_at_once(seats: Seats) -> dict[str, list[list[Pair]]]:
-    """By node, messages of one rank with all others of its node, and of all pairs of the node. All nodes talk at once,
-    as they do in training. One pair shows both."""
+    """For each node the messages between one rank and all others of the node, and those of all pairs of the node. All
+    nodes send at once, as they do in training. With two ranks a node, both are the same, and measured once."""
     most = len(largest(seats)[0])
     if most < 2:
         return {}
@@ -51,7 +52,7 @@ def inside_at_once(seats: Seats) -> dict[str, list[list[Pair]]]:
 
 
 def out_of(seats: Seats, node: int) -> list[Pair]:
-    """A message of each rank of a node to a rank of the next one."""
+    """A message from each rank of a node to a rank of the next node."""
     ranks, others = seats.nodes[node], seats.nodes[next_node(seats, node)]
     return [(rank, others[i % len(others)]) for i, rank in enumerate(ranks)]
 
@@ -61,8 +62,8 @@ def both_ways(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def groups_of(seats: Seats) -> Groups:
-    """By the number of nodes and of ranks on each, both 1, 2, 4, 8, ... and all there are, the first such set of ranks;
-    inside nodes, one of each node, which are measured at once."""
+    """The groups to measure, by their number of nodes and of ranks on each: both are 1, 2, 4, 8, ... and the most there
+    are. Inside nodes there is a group on each node, and these are measured at once."""
     nodes = sorted(seats.nodes, key=len, reverse=True)
     found = {}
     for each in _powers(len(nodes[0])):
@@ -75,7 +76,7 @@ def groups_of(seats: Seats) -> Groups:
 
 
 def largest(seats: Seats) -> list[list[int]]:
-    """The ranks of each node that has the most."""
+    """The ranks of the nodes with the most ranks."""
     most = max(map(len, seats.nodes))
     return [ranks for ranks in seats.nodes if len(ranks) == most]
 
