@@ -1,4 +1,4 @@
-"""`soapstone calibrate`, under torchrun: how fast are the links?"""
+"""`soapstone calibrate`, under torchrun: measures the links between ranks."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def _sentences(found: Calibration) -> tuple[str, ...]:
 
 def _unsure(names: tuple[str, ...]) -> str:
     more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"Unsure, since it varied however often it was measured: {'; '.join(names[:4])}{more}."
+    return f"Unsure, since these still varied after several measurements: {'; '.join(names[:4])}{more}."
 
 
 def _links(topology: Topology) -> Listing:
-    """A row for all links with the same numbers."""
+    """The table of links; links with the same numbers share a row."""
     numbers = ("latency", "overhead", "bandwidth", "summing")
     table = Listing(("link", *numbers), numbers)
     rows: dict[tuple[str, ...], list[str]] = {}
@@ -90,7 +90,7 @@ def _links(topology: Topology) -> Listing:
 
 
 def _buses(topology: Topology) -> list[str]:
-    """All buses that are as fast as one another together."""
+    """The buses, those with the same bandwidth together."""
     names: dict[float, list[str]] = {}
     for bus in topology.buses:
         names.setdefault(bus.bandwidth, []).append(bus.name)
@@ -101,7 +101,7 @@ def _buses(topology: Topology) -> list[str]:
 
 
 def measured_links(transport: Transport, place: torch.device) -> Calibration:
-    """What a calibration finds; every rank calls it, and rank 0 shows how far it is."""
+    """Calibrate. Every rank calls this, and rank 0 shows the progress."""
     from ..runtime.calibration import Calibrator
 
     if transport.rank != 0:

@@ -1,4 +1,5 @@
-"""Whose checkpoints a folder has: one run uses it at a time, and goes on only from its own unless it is told to."""
+"""Takes a folder of checkpoints for a run. One run uses a folder at a time, and without --resume it goes on only from
+its own checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _BITS = 2**63 - 1  # of a seed that a checkpoint keeps
 
 @dataclass
 class Claim:
-    """How a run begins, the same on all ranks. `is_done` is set where nothing is left to be restarted."""
+    """How a run begins, the same on all ranks. `is_done` is set when the run is complete, so that nothing restarts
+    it."""
 
     goes_on: bool  # from a checkpoint
     seed: int
@@ -37,8 +39,8 @@ def restarts() -> int:
 
 @contextmanager
 def claimed(folder: Path | None, resume: bool, seed: int | None, transport: Transport) -> Iterator[Claim]:
-    """The folder is this run's inside. Raises SoapstoneError on all ranks where another run uses it, where it has
-    checkpoints of another run and `resume` is not wanted, or where they were trained with another seed."""
+    """Inside the context the folder is this run's. Raises SoapstoneError on all ranks if another run uses it, if it has
+    checkpoints of another run and `resume` is false, or if these were trained with another seed."""
     from ..runtime.agreement import agree
     from ..runtime.checkpoints.lease import launchers_of
 
@@ -68,8 +70,8 @@ def _claim(folder: Path, resume: bool, seed: int | None, launchers: tuple[Proces
     saved = _seed_of(folder)
     if saved is not None and seed is not None and seed & _BITS != saved:
         raise SoapstoneError(
-            f"{folder} was trained with --seed {saved}, from which its data and dropout follow; leave out "
-            f"--seed {seed} to go on with it, or name another folder"
+            f"{folder} was trained with --seed {saved}, which determines its data and dropout; leave out --seed {seed} "
+            "to go on from it, or name another folder"
         )
     lease = hold(folder, launchers)
     if resume and not has_some:
@@ -78,7 +80,7 @@ def _claim(folder: Path, resume: bool, seed: int | None, launchers: tuple[Proces
 
 
 def _seed_of(folder: Path) -> int | None:
-    """That of the newest checkpoint that can be read; None where none says it."""
+    """The seed in the newest index that can be read; None if there is no such index, or no seed in it."""
     from ..runtime.checkpoints.folders import saved_in
     from ..runtime.checkpoints.index import Index
 

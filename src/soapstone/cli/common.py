@@ -46,7 +46,7 @@ Chunk = Annotated[int, typer.Option(min=1, help="Time steps of a recurrent layer
 BatchNorm = Annotated[str, typer.Option(help="global: statistics of the whole batch; local: of each part.")]
 Interface = Annotated[
     str | None,
-    typer.Option(help="The network interface for gloo and NCCL; else the one that MASTER_ADDR is reached by."),
+    typer.Option(help="The network interface for gloo and NCCL; by default the one that reaches MASTER_ADDR."),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Capture anew, whatever the cache holds.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no progress and no remarks.")]
@@ -147,8 +147,8 @@ class Listing:
 
 
 class Terminal(Console):
-    """Shows strings as they are, since names in them may come from anywhere: neither rich's tags nor escape codes in
-    them count. What has a style is a `Text`."""
+    """A console that prints strings literally, since they may have names from any file in them: rich's tags and escape
+    codes have no effect. Styled output is a `Text`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)

@@ -81,7 +81,7 @@ class Live:
 
 
 class Measuring:
-    """Shows which share of some measurements is done, and with what it goes on."""
+    """Shows the fraction of the measurements that is done, and what is measured next."""
 
     def __init__(self, what: str, bar: Bar | None, console: Console, every: float) -> None:
         self.what, self.bar, self.console, self.every = what, bar, console, every
@@ -99,7 +99,7 @@ class Measuring:
 
 @contextmanager
 def measuring(what: str, every: float = EVERY) -> Iterator[Measuring]:
-    """Progress of measurements; where nobody looks, a line after so many seconds."""
+    """Progress of measurements; if the output is not a terminal, a line every so many seconds."""
     with _bar(what) as (bar, console):
         yield Measuring(what, bar, console, every)
 

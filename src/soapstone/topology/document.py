@@ -1,8 +1,8 @@
-"""YAML as our files have it: numbers, names, lists and mappings, and not more of them than fit into memory.
+"""Reads and writes YAML for our files: numbers, names, lists and mappings, and no more of them than fit into memory.
 
-Plain values are read as YAML 1.2 has them (its core schema). In version 1.1, which most Python programs read, 010 is 8,
-1:30 is 90, `no` is false and 12.5e9 is a string; here they are 10, two strings, and a number, whole if it can be, as
-bytes must. What is written can be read in both versions.
+Plain values are read by the core schema of YAML 1.2. By version 1.1, which most Python programs read, 010 is 8, 1:30 is
+90, `no` is false and 12.5e9 is a string. Here they are 10, two strings, and a number. A number without a fraction is an
+int, as numbers of bytes must be. The files that are written can be read by both versions.
 
 A file may come from anywhere, and a short one may stand for a very large one: an anchor counts as often as it is named.
 So a file's events are looked at one by one before anything is made of them. Tags, which could ask for any conversion,
@@ -53,7 +53,7 @@ class _Loader(_Safe):  # type: ignore[misc]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what either version would not read as text."""
+    """Quotes strings that either version would not read as a string."""
 
 
 for _type, _pattern, _first in _PLAIN:
@@ -86,7 +86,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """What the text stands for. Raises TopologyError where it is no YAML of ours."""
+    """The data in the text. Raises TopologyError if it is not YAML of this kind."""
     try:
         _check(yaml.parse(text, Loader=_Safe))
         return yaml.load(text, Loader=_Loader)
@@ -97,7 +97,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def written_yaml(data: Any) -> str:
-    """The text of a file, with each of the innermost lists and mappings in one line."""
+    """The data as text, with each of the innermost lists and mappings on one line."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=1000))
 
 
