@@ -15,6 +15,7 @@ import pytest
 import soapstone as ss
 from soapstone import cache as graphs
 from soapstone.costs.measured.store import Store
+from soapstone.files import checksum_of
 from tests.support.models import captured
 from tests.support.mutations import INSTEAD, VALUES, WHOLE, damaged, guarded, places_in, with_text
 from tests.support.seeds import seeds
@@ -87,7 +88,9 @@ def test_a_graph_whose_sources_cannot_be_read_is_captured_anew(source: str, own_
     path = kept()
     os.mkfifo(own_cache / "pipe")
     entry = json.loads(gzip.decompress(path.read_bytes()))
-    entry["sources"] = {str(own_cache / source) if source == "pipe" else source: "0"}
+    about = {key: value for key, value in entry["about"].items() if key != "checksum"}
+    about["sources"] = {str(own_cache / source) if source == "pipe" else source: "0"}
+    entry["about"] = {**about, "checksum": checksum_of(about)}
     path.write_bytes(gzip.compress(json.dumps(entry).encode()))
     with guarded():
         assert graphs.find(REQUEST) is None
@@ -158,8 +161,10 @@ def test_rows_that_are_no_numbers_are_passed_over(tmp_path: Path) -> None:
     store.write({"good": (1, 2)})
     with closing(sqlite3.connect(store.path)) as connection, connection:
         for number, text in enumerate([*VALUES.values(), b"\xff\xfe", 3, None]):
-            connection.execute("INSERT INTO measured VALUES ('machine', ?, ?)", (f"row {number}", text))
-        connection.execute("INSERT INTO measured VALUES ('machine', CAST(X'FF80' AS TEXT), CAST(X'FF80' AS TEXT))")
+            row = (f"row {number}", text, store._checksum(f"row {number}", text))
+            connection.execute("INSERT INTO measured VALUES ('machine', ?, ?, ?)", row)
+        bad = "CAST(X'FF80' AS TEXT)"
+        connection.execute(f"INSERT INTO measured VALUES ('machine', {bad}, {bad}, {bad})")
     found = store.read()
     assert found.pop("good") == (1, 2)
     assert all(all(type(number) in (int, float) for number in numbers) for numbers in found.values())

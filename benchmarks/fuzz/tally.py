@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rich.table import Table
 
-REFUSED, HARMLESS, SILENT, TRACEBACK = "refused", "harmless", "silent", "traceback"
-OUTCOMES = (REFUSED, HARMLESS, SILENT, TRACEBACK)
+REFUSED, HARMLESS, ANOTHER, SILENT, TRACEBACK = "refused", "harmless", "another", "silent", "traceback"
+OUTCOMES = (REFUSED, HARMLESS, ANOTHER, SILENT, TRACEBACK)
 
 
 @dataclass
 class Tally:
-    """Outcomes by kind of damage. *Refused*: an error in a sentence. *Harmless*: all is as without the damage.
-    *Silent*: something else was read, and nothing said. *Traceback*: an error that is none of ours."""
+    """Outcomes by kind of damage. *Refused*: an error in a sentence; of a cache: it is made anew. *Harmless*: all is as
+    without the damage. *Another*: the damage made another valid file, of a kind that people edit, and it was read as it
+    says. *Silent*: something else was read, and nothing said. *Traceback*: an error that is none of ours."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -36,12 +38,25 @@ class Tally:
         return not self.failures
 
     def table(self, title: str) -> Table:
-        found = Table(title=title)
-        found.add_column("damage")
-        for name in ("tried", *OUTCOMES):
-            found.add_column(name, justify="right")
+        found = _empty(title, "damage")
         for kind in dict.fromkeys(kind for kind, _ in sorted(self.counts)):
             row = [self.counts[kind, outcome] for outcome in OUTCOMES]
             found.add_row(kind, *(f"{count:,}" for count in (sum(row), *row)))
         found.add_row("all", f"{self.tried:,}", *(f"{self.total(outcome):,}" for outcome in OUTCOMES), style="bold")
         return found
+
+
+def overview(tallies: Mapping[str, Tally]) -> Table:
+    """A row for each subject."""
+    found = _empty("damaged at random", "subject")
+    for subject, tally in tallies.items():
+        found.add_row(subject, f"{tally.tried:,}", *(f"{tally.total(outcome):,}" for outcome in OUTCOMES))
+    return found
+
+
+def _empty(title: str, first: str) -> Table:
+    found = Table(title=title)
+    found.add_column(first)
+    for name in ("tried", *OUTCOMES):
+        found.add_column(name, justify="right")
+    return found

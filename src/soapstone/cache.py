@@ -1,8 +1,9 @@
 """Captured graphs on disk, in the user's cache folder, so that a second command need not load torch.
 
 An entry is named by what was asked for and by whose code answers, and lists the source files that it was made from; it
-counts only while all of them are as they were. Entries are compressed, since a graph repeats itself, and so do masks
-and other constants in it. All of them together stay below a limit: those that were not used for longest go first.
+counts only while all of them are as they were, and its checksums are right. Entries are compressed, since a graph
+repeats itself, and so do masks and other constants in it. All of them together stay below a limit: those that were not
+used for longest go first.
 Several processes may read, write and remove at once: an entry is written whole, and one that is gone is captured anew.
 """
 
@@ -27,11 +28,12 @@ from typing import Any
 
 from . import _core
 from .errors import SoapstoneError
-from .files import HALF, parse_json, read_bytes, shortened, write_atomically
+from .files import HALF, checksum_of, is_whole, parse_json, read_bytes, shortened, write_atomically
 from .graph import OperatorGraph
 
 LIMIT = 2 * 2**30  # bytes
 LARGEST = 2**29  # bytes of a graph that is read
+_LARGE = 2**24  # bytes of a file that is not read for its stamp
 STALE = 3600.0  # seconds after which nobody goes on writing a file
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _PACKAGE = Path(__file__).parent
@@ -83,7 +85,10 @@ def find(request: dict[str, Any]) -> OperatorGraph | None:
     path = _path(request)
     try:
         entry = _read(path)
-        if any(_stamp(Path(name)) != stamp for name, stamp in entry["sources"].items()):
+        about = entry["about"]
+        if not is_whole(about) or about["name"] != path.name or about["graph"] != entry["graph"]["checksum"]:
+            return None  # damaged, or another request's
+        if any(_stamp(Path(name)) != stamp for name, stamp in about["sources"].items()):
             return None
         graph = OperatorGraph.from_data(entry["graph"], str(path))
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
@@ -93,7 +98,7 @@ def find(request: dict[str, Any]) -> OperatorGraph | None:
 
 
 def stamps(sources: Iterable[Path]) -> dict[str, str | None]:
-    """What the files are like now."""
+    """What the files are like now; `$NAME` is a variable of the environment."""
     return {str(source): _stamp(source) for source in sources}
 
 
@@ -101,7 +106,9 @@ def keep(request: dict[str, Any], graph: OperatorGraph, sources: dict[str, str |
     """Write a graph for later requests; where the folder cannot be written, there is no cache. `sources` are stamps
     from before the capture: a file that changed meanwhile does not count as read."""
     path = _path(request)
-    entry = {"request": request, "sources": sources, "graph": graph.to_data()}
+    data = graph.to_data()
+    about = {"name": path.name, "sources": sources, "graph": data["checksum"]}
+    entry = {"about": {**about, "checksum": checksum_of(about)}, "graph": data}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _make_room(path)
@@ -132,10 +139,13 @@ def _own_code() -> str:
 
 
 def _stamp(path: Path) -> str | None:
-    """A user's file by its content, an installed one by its size and time; None for one that is gone."""
+    """A user's file by its content, an installed or large one by its size and time; None for one that is gone."""
+    if str(path).startswith("$"):
+        value = os.environ.get(str(path)[1:])
+        return None if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
     try:
-        if any(path.is_relative_to(place) for place in _INSTALLED):
-            found = path.stat()
+        found = path.stat()
+        if found.st_size > _LARGE or any(path.is_relative_to(place) for place in _INSTALLED):
             return f"{found.st_size} {found.st_mtime_ns}"
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except (OSError, ValueError):

@@ -19,6 +19,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import xxhash
+
 from .errors import SoapstoneError, meant
 
 MAX_BYTES = 256 * 2**20
@@ -187,6 +189,18 @@ def read_json(path: str | Path, most_bytes: int = MAX_BYTES, most_values: int = 
         raise
     except ValueError as error:
         raise SoapstoneError(f"{path} is not valid JSON ({error}); write it anew") from None
+
+
+def checksum_of(data: Any) -> str:
+    """Of what JSON says, however it is written. It finds accidents, not forgeries."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return str(xxhash.xxh3_128_hexdigest(text.encode()))
+
+
+def is_whole(data: dict[str, Any]) -> bool:
+    """Whether an object that has the checksum of all else in it is as it was written."""
+    rest = {key: value for key, value in data.items() if key != "checksum"}
+    return bool(data.get("checksum") == checksum_of(rest))
 
 
 def num_values(data: bytes) -> int:

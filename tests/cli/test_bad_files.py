@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import soapstone as ss
+from soapstone.files import checksum_of, read_json
 from soapstone.topology import Bus, Device, Link, Sum
 from tests.cli.conftest import Soapstone
 from tests.support.models import captured
@@ -63,8 +64,16 @@ def read_topology(path: Path) -> object:
 
 
 def read_graph(path: Path) -> object:
-    graph = ss.OperatorGraph.load(path)
+    graph = ss.OperatorGraph.from_data(resealed(read_json(path)), str(path))
     return graph.fingerprint, str(graph), ss.simulate(graph, TOPOLOGY, ss.baselines.data_parallel(graph, TOPOLOGY))
+
+
+def resealed(data: Any) -> Any:
+    """Under a right checksum, so that what is behind it is tried, too."""
+    if not isinstance(data, dict):
+        return data
+    rest = {key: value for key, value in data.items() if key != "checksum"}
+    return {**rest, "checksum": checksum_of(rest)}
 
 
 @cache

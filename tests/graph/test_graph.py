@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import soapstone as ss
+from soapstone.files import checksum_of
 from tests.support.models import CASES
 
 
@@ -39,8 +40,9 @@ def test_simulating_a_saved_graph_needs_no_torch(tmp_path: Path) -> None:
 
 def _damaged(change: Any) -> Any:
     def apply(data: dict[str, Any]) -> str:
+        del data["checksum"]
         change(data)
-        return json.dumps(data)
+        return json.dumps({**data, "checksum": checksum_of(data)})
 
     return apply
 

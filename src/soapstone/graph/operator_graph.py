@@ -13,12 +13,12 @@ from typing import Any
 
 from .. import _core
 from ..errors import GraphError, meant
-from ..files import decode, encode, read_json, shortened, write_atomically
+from ..files import checksum_of, decode, encode, is_whole, read_json, shortened, write_atomically
 from .facts import Facts, facts_of
 from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
 from .storages import kept_values, storages
 
-FORMAT = 3
+FORMAT = 4
 
 
 CAST = "_to_copy"
@@ -184,8 +184,9 @@ class OperatorGraph:
         return cls.from_data(read_json(path), str(path))
 
     def to_data(self) -> dict[str, Any]:
-        """The graph as JSON has it."""
-        return {"format": FORMAT, "kind": "soapstone graph", **encode(self)}
+        """The graph as JSON has it, and a checksum: nobody would see another number in it, and it is what is trained."""
+        data = {"format": FORMAT, "kind": "soapstone graph", **encode(self)}
+        return {**data, "checksum": checksum_of(data)}
 
     @classmethod
     def from_data(cls, data: Any, where: str) -> OperatorGraph:
@@ -195,7 +196,9 @@ class OperatorGraph:
         if (found := data.get("format")) != FORMAT:
             said = f"{where} has graph format {shortened(found)}, this version reads {FORMAT}"
             raise GraphError(f"{said}; capture the model anew")
-        data = {key: item for key, item in data.items() if key not in ("kind", "format")}
+        if not is_whole(data):
+            raise GraphError(f"{where} is damaged: its checksum is not that of its content; capture the model anew")
+        data = {key: item for key, item in data.items() if key not in ("kind", "format", "checksum")}
         try:
             graph: OperatorGraph = decode(cls, data, "graph")
             _check(graph)

@@ -11,7 +11,8 @@ Devices are a list in row-major order of the parts, or a range, "0-15" or "0-12:
 A row may also have "shard": "optimizer" or "all", for the parameters of its ops, "recompute": true, and "in_flight":
 how many of the file's "microbatches" are in flight at a time.
 `made_for` is written by `save` and compared when the file is read; `predicted` and `measured` are what `soapstone tune`
-found: seconds of a step, and on what.
+found: seconds of a step, and on what. They are of the strategy as it was then, so they come with a checksum of the
+whole file, and count only while that is right. The strategy itself is for people to change.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GraphError, StrategyError, meant
-from ..files import read_json, shortened
+from ..files import checksum_of, is_whole, read_json, shortened
 from ..graph import Op, OperatorGraph, microbatch
 from ..topology import Topology
 from .configuration import Configuration, written
@@ -35,7 +36,7 @@ KIND, FORMAT = "soapstone strategy", 2
 MOST_LISTED = 6  # names, in a sentence
 MOST_PATTERNS, LONGEST_NAME = 10_000, 1000  # each op is held against each
 _PLAIN = (str, int, float, list)
-_KEYS = ("kind", "format", "made_for", "predicted", "measured", "microbatches", "default", "ops")
+_KEYS = ("kind", "format", "made_for", "predicted", "measured", "checksum", "microbatches", "default", "ops")
 _ROW_KEYS = ("devices", "degrees", "shard", "recompute", "in_flight")
 Record = tuple[float | None, Measured | None]  # what was predicted, and what was measured
 
@@ -59,7 +60,9 @@ def data_of(
     head = {"kind": KIND, "format": FORMAT, "made_for": _made_for(graph, topology, arguments), **recorded(*record)}
     shared: dict[str, Any] = {"microbatches": microbatches} if microbatches > 1 else {}
     shared |= {} if default is None else {"default": _row(default)}
-    return {**head, **shared, "ops": {name: _row(configuration) for name, configuration in rows.items()}}
+    shared["ops"] = {name: _row(configuration) for name, configuration in rows.items()}
+    sealed = {} if record == (None, None) else {"checksum": checksum_of({**head, **shared})}
+    return {**head, **sealed, **shared}
 
 
 def _lines(data: dict[str, Any], margin: str = " ") -> str:
@@ -94,6 +97,8 @@ def read(
     except StrategyError as error:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise StrategyError(f"{path} does not apply: {error}{why}") from None
+    if ("predicted" in data or "measured" in data) and not is_whole(data):
+        notes.append("it was changed since it was measured, so its predicted and measured times do not count")
     record = (None, None) if notes else record_in(data, path)
     return found, data.get("microbatches", 1), tuple(f"{path}: {note}; it still applies" for note in notes), record
 

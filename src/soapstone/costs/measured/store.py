@@ -1,7 +1,7 @@
 """Measured numbers on disk, in the user's cache folder. Where that cannot be written, they last as long as the process.
 
 Several processes may write at once, each a transaction at a time. A damaged file, or one with other tables than ours,
-is dropped; a row that is none of ours is passed over.
+is dropped; a row that is none of ours, or whose checksum is wrong, is passed over. SQLite has none of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...cache import folder
+from ...files import checksum_of
 
 Numbers = tuple[float, ...]
 Result = TypeVar("Result")
@@ -23,7 +24,7 @@ Result = TypeVar("Result")
 PATIENCE = 20.0  # seconds for another process to finish its transaction
 LONGEST = 10_000  # characters of a row's numbers
 _TABLE = """measured
-            (machine TEXT, what TEXT, numbers TEXT, PRIMARY KEY (machine, what)) WITHOUT ROWID"""
+            (machine TEXT, what TEXT, numbers TEXT, checksum TEXT, PRIMARY KEY (machine, what)) WITHOUT ROWID"""
 _PASSING = (  # nothing is wrong with the file, but it cannot be had now
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOMEM,
@@ -41,19 +42,29 @@ class Store:
         """Everything about this machine."""
 
         def select(connection: sqlite3.Connection) -> dict[str, Numbers]:
-            query = "SELECT what, numbers FROM measured WHERE machine = ?"
-            found = {what: _numbers(text) for what, text in connection.execute(query, (self.machine,))}
+            if list(connection.execute("PRAGMA quick_check(1)")) != [("ok",)]:
+                raise sqlite3.DatabaseError("it is damaged")
+            query = "SELECT what, numbers, checksum FROM measured WHERE +machine = ?"  # also rows out of order
+            rows = connection.execute(query, (self.machine,))
+            found = {what: _numbers(text) for what, text, said in rows if said == self._checksum(what, text)}
             return {what: numbers for what, numbers in found.items() if isinstance(what, str) and numbers is not None}
 
         return self._attempt(select) or {}
 
     def write(self, found: Mapping[str, Numbers]) -> None:
-        rows = [(self.machine, what, json.dumps(numbers)) for what, numbers in found.items()]
+        texts = {what: json.dumps(numbers) for what, numbers in found.items()}
+        rows = [(self.machine, what, text, self._checksum(what, text)) for what, text in texts.items()]
 
         def insert(connection: sqlite3.Connection) -> None:
-            connection.executemany("INSERT OR REPLACE INTO measured VALUES (?, ?, ?)", rows)
+            connection.executemany("INSERT OR REPLACE INTO measured VALUES (?, ?, ?, ?)", rows)
 
         self._attempt(insert)
+
+    def _checksum(self, what: object, text: object) -> str | None:
+        """Of a row; None of one that is none of ours."""
+        if not isinstance(what, str) or not isinstance(text, str):
+            return None
+        return checksum_of([self.machine, what, text])
 
     def _attempt(self, work: Callable[[sqlite3.Connection], Result]) -> Result | None:
         """The work in a transaction; in a new file where the old one is damaged; None where no file can be had."""

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from math import prod
 from types import MappingProxyType
@@ -32,8 +32,9 @@ MAX_HEADER = 2**28  # bytes of JSON
 MAX_BODY = 2**36  # bytes of tensors
 MAX_DEPTH = 32
 MAX_BITS = 4096  # of a whole number
-_START = struct.Struct("<8sQQQ")  # format, bytes of JSON, bytes of tensors, checksum of both
-_FORMAT = b"soapst\0\1"
+_START = struct.Struct("<8sQQQ")  # format, bytes of JSON, bytes of tensors, checksum of all else
+_CHECKED = _START.size - 8  # bytes before the checksum
+_FORMAT = b"soapst\0\2"
 _PLAIN = (type(None), bool, float, str)
 _DTYPES = {  # not those of quantized tensors, nor of less than a byte
     name: each
@@ -72,17 +73,23 @@ def encode(value: Any) -> bytearray:
         header = json.dumps(_plain(value, tensors, 0), separators=(",", ":")).encode()
     except _CannotSendError as error:
         raise RankError(f"a rank cannot send {error} to the others; send numbers, strings or tensors") from None
-    body = sum(each.nbytes for each in tensors)
+    return framed(header, [each.data for each in tensors])
+
+
+def framed(header: bytes, pieces: Sequence[bytes | memoryview]) -> bytearray:
+    """A message of this JSON and these bytes of tensors. Raises RankError where it is too long."""
+    body = sum(len(each) for each in pieces)
     for size, most, what in ((len(header), MAX_HEADER, "JSON"), (body, MAX_BODY, "tensors")):
         if size > most:
             raise RankError(f"a rank cannot send {size} bytes of {what} to the others; {most} is the most")
     found = bytearray(_START.size + len(header) + body)
     place = _START.size + len(header)
     found[_START.size : place] = header
-    for each in tensors:
-        found[place : place + each.nbytes] = each.data
-        place += each.nbytes
-    _START.pack_into(found, 0, _FORMAT, len(header), body, _checksum(memoryview(found)[_START.size :]))
+    for each in pieces:
+        found[place : place + len(each)] = each
+        place += len(each)
+    _START.pack_into(found, 0, _FORMAT, len(header), body, 0)
+    _START.pack_into(found, 0, _FORMAT, len(header), body, _checksum(memoryview(found)))
     return found
 
 
@@ -204,14 +211,17 @@ _ENCODERS: dict[str, _Encoder] = {
 
 
 def _checksum(data: memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(data)
+    """Of the whole message but for the checksum itself."""
+    digest = xxhash.xxh3_64(data[:_CHECKED])
+    digest.update(data[_START.size :])
+    return digest.intdigest()
 
 
 def _decoded(data: memoryview) -> Any:
     if len(data) < _START.size or len(data) != length(bytes(data[: _START.size])):
         raise ValueError("its length is wrong")
     _, header, _, checksum = _START.unpack_from(data)
-    if _checksum(data[_START.size :]) != checksum:
+    if _checksum(data) != checksum:
         raise ValueError("its checksum is wrong")
     place = _START.size + header
     reader = _Reader(data[place:])
