@@ -25,7 +25,8 @@ def launch(ranks: int, gpu: bool, module: str, *arguments: str) -> list[int]:
 
 
 def on_nodes(shape: str, gbit: float, module: str, *arguments: str) -> list[int]:
-    """The exit codes on each rank of so many made nodes; the ranks share a GPU if there is one."""
+    """Run a module on each rank of several emulated nodes, and return the exit statuses. The ranks share a GPU if there
+    is one."""
     num_nodes, per_node = map(int, shape.split("x"))
     shared = torch.cuda.is_available()
     ranks = shared_gpu(per_node, num_nodes) if shared else nullcontext(cpu_ranks(per_node, num_nodes))

@@ -1,6 +1,7 @@
-"""Predictions compared with real runs on several nodes: data parallelism, a pipeline across the nodes, and what a
-search finds, for three models. The nodes are network namespaces of this machine whose adapters pass so many Gb/s; the
-ranks share its GPU and talk over NCCL, or are CPU processes and talk over gloo. Nothing is fitted to these models.
+"""Compares predictions with real runs on several nodes, for three models: data parallelism, a pipeline across the
+nodes, and the strategy that a search finds. The nodes are network namespaces of this machine, with adapters of limited
+bandwidth. The ranks share its GPU and communicate over NCCL, or are CPU processes and communicate over gloo. Nothing is
+fitted to these models.
 
 python -m benchmarks.nodes [--shape 2x4] [--gbit 8] [--out FOLDER]
 """
@@ -27,7 +28,7 @@ from .reality import BUDGET, calibrated, compare
 from .steps import Make
 
 ROUNDS = 8
-LIMIT = 0.25  # of a step, that a prediction may be off
+LIMIT = 0.25  # the largest error of a prediction, as a fraction of a step
 
 
 def language_model() -> ss.Workload:
@@ -81,13 +82,13 @@ def main(
     shape: Annotated[str, typer.Option(help="NODESxRANKS.")] = "2x2",
     gbit: Annotated[float, typer.Option(help="Gb/s that a node's adapter passes each way.")] = 4,
     model: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None,
-    out: Annotated[Path, typer.Option(help="The folder of what is calibrated and found.")] = Path("build/nodes"),
+    out: Annotated[Path, typer.Option(help="The folder for the calibration and the results.")] = Path("build/nodes"),
 ) -> None:
     """Calibrate several nodes, predict three strategies of three models, run them, and compare."""
     out.mkdir(parents=True, exist_ok=True)
     statuses = on_nodes(shape, gbit, "benchmarks.nodes", str(out), *(model or []))
     if any(statuses):
-        raise SystemExit(f"ranks ended with {statuses}; what was found before is in {out}")
+        raise SystemExit(f"ranks ended with {statuses}; earlier results are in {out}")
     found = {model: [Row(**row) for row in rows] for model, rows in read(out / "nodes.json").items()}
     show(f"{shape} ranks, {gbit:g} Gb/s a node", found)
     errors = [abs(row.error) for rows in found.values() for row in rows]

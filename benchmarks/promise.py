@@ -1,5 +1,5 @@
-"""What `tune` promises: that a step of the strategy that it keeps takes at most 3% longer than one of
-DistributedDataParallel. It fails if it is certain of the opposite for some model.
+"""Checks the promise of `tune`: a step of the strategy that it keeps takes at most 3% longer than one of
+DistributedDataParallel. The check fails if some model's strategy is slower than that by more than measurements vary.
 
 python -m benchmarks.promise [--gpu]
 """
@@ -27,7 +27,7 @@ from .launching import launch
 from .steps import cnn, mlp, transformer
 
 RANKS = 2
-BUDGET, LIMIT = 2.0, 90.0  # seconds of search, and of all, for a model
+BUDGET, LIMIT = 2.0, 90.0  # seconds of search, and in all, for each model
 
 
 def bottlenecks() -> ss.Workload:
@@ -35,7 +35,7 @@ def bottlenecks() -> ss.Workload:
 
 
 def models(gpu: bool) -> dict[str, Callable[[], ss.Workload]]:
-    """By name. The last is ResNet-101 with a block in each stage."""
+    """The models by name. The last is ResNet-101 with one block in each stage."""
     found: dict[str, Callable[[], ss.Workload]] = {
         "MLP": mlp,
         "CNN": lambda: cnn(norm=True),
@@ -45,12 +45,12 @@ def models(gpu: bool) -> dict[str, Callable[[], ss.Workload]]:
 
 
 def on_each_rank(path: Path) -> None:
-    """Rank 0 writes what was kept of each model, how it compares, and why the race was over."""
+    """Tune each model. Rank 0 writes the strategies that were kept, their ratios to DDP, and why the races ended."""
     rows: list[tuple[str, str, tuple[float, ...], str]] = []
     with joined("python -m benchmarks.promise") as (transport, place):
         topology = ss.Topology.parse(f"{'h200' if place.type == 'cuda' else 'cpu'}:1x{RANKS}")
         for name, make in models(place.type == "cuda").items():
-            torch.manual_seed(0)  # alike on all ranks
+            torch.manual_seed(0)  # the same on all ranks
             work = make().on(place)
             found = ss.tune(
                 work, ss.capture(work, batch_norm="local"), topology, training=ss.Training(optimizer="sgd"),
@@ -63,9 +63,9 @@ def on_each_rank(path: Path) -> None:
 
 
 def main(gpu: bool = False) -> bool:
-    """Whether the promise is kept, as far as measurements can say."""
-    table = Table(title=f"What tune keeps, against DDP on {RANKS} ranks; {PROMISE:g}x is promised")
-    for column in ("model", "kept", "against DDP", "the race ended", "promise"):
+    """Whether the promise holds for all models, as far as measurements can say."""
+    table = Table(title=f"The strategies that tune keeps, against DDP on {RANKS} ranks; {PROMISE:g}x is promised")
+    for column in ("model", "strategy", "against DDP", "the race ended", "promise"):
         table.add_column(column)
     is_kept = True
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def main(gpu: bool = False) -> bool:
             ratio = Ratio(*numbers)
             good = ratio.low <= PROMISE
             is_kept = is_kept and good
-            table.add_row(name, chosen, str(ratio), ended, "kept" if good else "broken")
+            table.add_row(name, chosen, str(ratio), ended, "holds" if good else "broken")
     Console(width=130).print(table)
     return is_kept
 
