@@ -72,7 +72,7 @@ CASES = {
 
 
 def plain_step(case: Case, work: ss.Workload, compiled: bool, model: nn.Module | None = None) -> Step:
-    """Plain PyTorch: eager, or model and loss through torch.compile; perhaps with a model that wraps the workload's."""
+    """Plain PyTorch: eager, or model and loss through torch.compile. `model` may wrap the workload's model."""
     optimizer = torch.optim.SGD(work.model.parameters(), lr=1e-3)
     loss_of = torch.compile(work.compute_loss) if compiled else work.compute_loss
 

@@ -1,6 +1,6 @@
-"""Training runs under torchrun to whose ranks things happen: killed, stopped, delayed, told to end, out of memory, with
-a full disk, or all at once gone; or to torchrun itself, which is killed or told to end. A run recovers from its last
-checkpoint, by torchrun's restarts or started again, and must end with the weights of a run to which nothing happened.
+"""Injects faults into training runs under torchrun. A rank is killed, stopped, delayed or sent SIGTERM, or runs out of
+memory or disk; all processes are killed at once; or torchrun is killed or sent SIGTERM. A run recovers from its last
+checkpoint, by torchrun's restarts or by being started again, and must end with the weights of a run without faults.
 
 python -m benchmarks.soak --faults 500 --jobs 4    runs until so many faults are on record; may be stopped at any time,
                                                    and goes on by the same command

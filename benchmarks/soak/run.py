@@ -35,10 +35,10 @@ SIGNALS = {
 }
 LIMITS = {"full disk": resource.RLIMIT_FSIZE, "no memory": resource.RLIMIT_AS}
 EVERYTHING, LAUNCHER, SCHEDULER = "all gone", "torchrun killed", "torchrun told to end"
-STARTED_AGAIN = (EVERYTHING, LAUNCHER, SCHEDULER)  # since torchrun itself ends
+STARTED_AGAIN = (EVERYTHING, LAUNCHER, SCHEDULER)  # faults after which torchrun must be started again
 KINDS = (*SIGNALS, *LIMITS, *STARTED_AGAIN)
 _FAILED, _RESUMED = "failed (exitcode", re.compile(r"has (\d+) steps, to go on from")
-_SAYINGS = ("soapstone: ", "Stopped by ")  # how lines begin that say why a rank ended
+_SAYINGS = ("soapstone: ", "Stopped by ")  # the beginnings of lines that say why a rank ended
 _NAMED = {LAUNCHER: "torchrun is gone", SCHEDULER: r"Stopped by SIGTERM after \d+ steps; saved "}
 
 
@@ -91,7 +91,7 @@ class Run:
     def _happens(self, fault: Fault) -> bool:
         """Whether there was a rank for it to happen to; then it is over."""
         start, before = time.monotonic(), len(self._training.output)
-        ended = ""  # what a torchrun said that has ended
+        ended = ""  # the output of a torchrun that has ended
         if fault.kind in STARTED_AGAIN:
             ended, before = self._end_all(fault.kind)[before:], 0
             self._training = self._start()
@@ -109,7 +109,8 @@ class Run:
         return True
 
     def _end_all(self, kind: str) -> str:
-        """End torchrun in some way, and its ranks if they do not follow within seconds; what was said."""
+        """End torchrun as the kind of fault says, and its ranks if they do not end within seconds. Returns the
+        output."""
         training = self._training
         ranks = training.processes().values()
         if kind == EVERYTHING:
@@ -145,7 +146,8 @@ class Run:
         return self._training.process.poll() == 0
 
     def _note(self, fault: Fault, before: str, news: str) -> None:
-        """What came of a fault, by what was said before torchrun ended, if it did, and since."""
+        """Record whether a fault ended a rank and whether a message named it, from the output before torchrun ended, if
+        it did, and since."""
         resumed = _RESUMED.search(news)
         fault.resumed = int(resumed[1]) if resumed else fault.at
         if fault.kind == EVERYTHING:

@@ -96,7 +96,7 @@ class Training:
 
 
 def until(is_so: Callable[[], bool], timeout: float, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Wait until something is so; False where that takes too long, or nothing goes on."""
+    """Wait until `is_so()`. Returns False after `timeout` seconds, or once `goes_on()` is false."""
     deadline = time.monotonic() + timeout
     while not is_so():
         if not goes_on() or time.monotonic() > deadline:

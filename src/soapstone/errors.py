@@ -16,13 +16,13 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-_HIDDEN = re.compile(  # control characters, what changes the direction of text, and half characters
+_HIDDEN = re.compile(  # control characters, characters that change the direction of text, and surrogates
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    """A text with a visible sign for each character that a terminal would obey or could not write."""
+    """The text with a visible symbol in place of each character that a terminal would obey or cannot print."""
     return _HIDDEN.sub(lambda found: _sign(ord(found[0])), text)
 
 
@@ -31,7 +31,7 @@ def _sign(code: int) -> str:
 
 
 class SoapstoneError(ValueError):
-    """The base of all errors that soapstone raises on bad input. Its message may have names from files in it."""
+    """The base of all errors that soapstone raises on bad input. Control characters in its message are made visible."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

@@ -99,8 +99,7 @@ class Part:
         return self._outputs()
 
     def updated(self) -> dict[int, Box]:
-        """The buffers that this part gives the next values of, and the box of each, over the dims of the op's own
-        factoring."""
+        """The buffers that this part updates, and the box of each, over the dims of the op's own factoring."""
         found: dict[int, Box] = {}
         for operand in self.op.updates:
             number = next(i for i, o in enumerate(self.op.inputs) if o.tensor == operand.tensor)

@@ -214,7 +214,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _acts(node: fx.Node) -> bool:
-    """Whether a call is needed even if nobody reads its result: a batch norm changes running statistics in place."""
+    """Whether a call has side effects: a batch norm changes running statistics in place."""
     changes = node.target is torch.batch_norm and node.args[3] is not None and node.args[5]
     return node.op in ("placeholder", "output") or bool(changes)
 

@@ -46,8 +46,8 @@ def _local_batch_norm(place: Place, inputs: Tensors) -> torch.Tensor:
 
 
 def gives_statistics(place: Place) -> bool:
-    """Whether a part of a batch norm gives the next values of the buffers. If each part has statistics of its own, only
-    the part with the first samples and positions does, as in DistributedDataParallel."""
+    """Whether a part of a batch norm updates the buffers. If each part has statistics of its own, only the part with
+    the first samples and positions does, as in DistributedDataParallel."""
     sides = zip(place.step.dims, place.dims)
     return place.step.kind != "local_batch_norm" or all(lo == 0 for dim, (lo, _) in sides if dim.name != "channel")
 
