@@ -41,7 +41,7 @@ class Run:
 
     steps: int
     lr: float | None  # what the checkpoint has, or the default
-    seed: int | None  # what the checkpoint has, or 0
+    seed: int | None  # None means the checkpoint's, or 0
     dropout: str
     optimizer: str
     compiled: bool
@@ -55,7 +55,7 @@ class Run:
     on_nan: str = "stop"
     convert: bool = False
     last_good: bool = False
-    grace: float = 0.0  # seconds for a last checkpoint once the run is told to end
+    grace: float = 0.0  # seconds for a last checkpoint after a signal
 
     def __post_init__(self) -> None:
         if self.lr is not None and not 0 < self.lr < float("inf"):
@@ -65,9 +65,9 @@ class Run:
         if self.save is None and (self.resume or self.every is not None):
             raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
         if (self.convert or self.last_good) and not self.resume and (self.last_good or self.source is None):
-            raise SoapstoneError("--convert and --last-good say how to go on from a checkpoint; add --resume")
+            raise SoapstoneError("--convert and --last-good say how to load a checkpoint; add --resume")
         if self.weights is not None and self.source is not None:
-            raise SoapstoneError("--weights and --from both say what to begin with; leave one out")
+            raise SoapstoneError("--weights and --from both give the initial weights; leave one out")
         if self.save is not None and self.save.exists() and not self.save.is_dir():
             raise SoapstoneError(f"--save {self.save} is a file; name a folder")
         if self.save is not None:
@@ -149,13 +149,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Training was told to end, which exit status `status` says."""
+    """Training was stopped by a signal; `status` is the exit status for it."""
 
     status: int
 
 
 class _Progress:
-    """What rank 0 says of the steps: of some, of those that are left out, and of one now and then."""
+    """Prints a line on rank 0 for every fifth of the steps, for steps that are skipped, and for one now and then."""
 
     def __init__(self, wanted: Run, speaks: bool) -> None:
         self._wanted, self._speaks = wanted, speaks
@@ -167,12 +167,12 @@ class _Progress:
         self._skipped += is_skipped
         is_due = step % max(1, self._wanted.steps // 5) == 0 or is_skipped or now - self._said > SPEAKING
         if self._speaks and is_due:
-            say(f"step {step}: loss {loss:.6g}, {'is left out' if is_skipped else duration(seconds)}")
+            say(f"step {step}: loss {loss:.6g}, {'skipped' if is_skipped else duration(seconds)}")
             self._said = now
 
     def end(self, steps: int) -> None:
         if self._skipped and self._speaks:
-            say(f"{self._skipped} of {steps} steps were left out, since their losses were not finite.")
+            say(f"{self._skipped} of {steps} steps were skipped, since their losses were not finite.")
 
 
 def run_steps(
@@ -193,7 +193,7 @@ def run_steps(
     with stoppable(transport, wanted.grace) as stop:
         for step in range(first, end):
             last = step == end - 1
-            if stop():  # and all begin together
+            if stop():  # this also makes all ranks begin the step together
                 _save_last(parallel, optimizer, wanted, first, step, stop.reason, transport)
                 return Stopped(stop.status)
             start, begin = perf_counter(), perf_counter_ns()
@@ -224,7 +224,7 @@ def _save_last(
     parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, first: int, step: int, reason: str,
     transport: Transport,
 ) -> None:  # fmt: skip
-    """Before the end of a run that was told to end after so many steps: write what there is, unless it is written."""
+    """Write a last checkpoint, after `step` steps, unless there is one of that step. Say how the run was stopped."""
     from ..runtime.checkpoints import latest
 
     if wanted.save is not None:
@@ -240,7 +240,7 @@ def _save_last(
 def _first_step(
     parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, claim: Claim, transport: Transport
 ) -> int:
-    """The step to begin with, once weights are what they are to be."""
+    """Load the initial weights or the checkpoint, and return the step to begin with."""
     if wanted.save is None or not claim.goes_on:
         if wanted.weights is not None:
             parallel.load_weights(wanted.weights)
@@ -255,7 +255,7 @@ def _first_step(
 
 
 def _load(parallel: Parallel, optimizer: torch.optim.Optimizer, wanted: Run, folder: Path, *, last_good: bool) -> int:
-    """The step of a checkpoint, once it is loaded."""
+    """Load a checkpoint and return its step."""
     with warnings.catch_warnings(record=True) as damaged:
         warnings.simplefilter("always")
         step = parallel.load(folder, optimizer, convert=wanted.convert, last_good=last_good)

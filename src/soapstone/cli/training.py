@@ -52,7 +52,7 @@ Compile = Annotated[bool, typer.Option("--compile", help="Run segments through t
 Graphs = Annotated[bool, typer.Option("--cuda-graphs", help="Launch each segment as one CUDA graph.")]
 Seed = Annotated[
     int | None,
-    typer.Option(help="The first weights, the data and dropout follow from it: 0, or as in the checkpoint."),
+    typer.Option(help="The seed of the initial weights, the data and dropout; by default 0, or the checkpoint's."),
 ]
 SaveFolder = Annotated[
     Path | None, typer.Option("--save", metavar="FOLDER", help="Write checkpoints here, which all ranks must share.")
@@ -61,10 +61,10 @@ Every = Annotated[int | None, typer.Option(min=1, help="Steps between checkpoint
 Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints stay.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")]
 Convert = Annotated[
-    bool, typer.Option("--convert", help="With --resume, from a checkpoint in another floating-point type.")
+    bool, typer.Option("--convert", help="With --resume, convert a checkpoint in another floating-point type.")
 ]
 LastGood = Annotated[
-    bool, typer.Option("--last-good", help="With --resume, from the newest checkpoint that is not damaged.")
+    bool, typer.Option("--last-good", help="With --resume, go on from the newest checkpoint that is not damaged.")
 ]
 WeightsFile = Annotated[
     Path | None, typer.Option("--weights", help="Begin with the weights of a .safetensors or .pt file.")
@@ -74,20 +74,20 @@ Source = Annotated[
     typer.Option(
         "--from",
         metavar="FOLDER",
-        help="Begin with the model and the optimizer of a checkpoint: of another run, or of "
-        "torch.distributed.checkpoint.",
+        help="Begin with the model and the optimizer of a checkpoint of another run, or of one that "
+        "torch.distributed.checkpoint wrote.",
     ),
 ]
 NanOption = Annotated[
     OnNan,
     typer.Option(
         "--on-nan",
-        help="A loss that is not finite: end; leave its step out, ten in a row at most; do not look.",
+        help="If a loss is not finite: stop, skip the step (at most ten in a row), or ignore it.",
     ),
 ]
 Grace = Annotated[
     float,
-    typer.Option(min=0.0, help="Seconds in which SIGTERM and Ctrl-C let a last checkpoint be saved; 0 saves none."),
+    typer.Option(min=0.0, help="Seconds after SIGTERM or Ctrl-C to save a last checkpoint; 0 saves none."),
 ]
 Timeout = Annotated[float, typer.Option(min=1.0, max=864_000.0, help="Seconds that ranks wait for one another.")]
 

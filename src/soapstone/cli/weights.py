@@ -1,4 +1,4 @@
-"""`soapstone export-weights` and `export-dcp`: a checkpoint of any strategy for other programs."""
+"""`soapstone export-weights` and `export-dcp`: convert a checkpoint of any strategy for other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Folder = Annotated[
     Path, typer.Argument(help="Where `train --save` or `parallel.save` wrote checkpoints; the newest counts.")
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file: .safetensors, or .pt for torch.load.")]
-DcpFolder = Annotated[Path, typer.Option("-o", "--output", help="The folder, which is not there yet.")]
+DcpFolder = Annotated[Path, typer.Option("-o", "--output", help="The folder to write, which must not exist yet.")]
 LastGood = Annotated[bool, typer.Option("--last-good", help="Take the newest checkpoint that is not damaged.")]
 
 
@@ -34,7 +34,7 @@ def export_weights(
         checkpoint, damaged = chosen_alone(folder, last_good)
         state = state_of_checkpoint(checkpoint)
     for problem in damaged.values():
-        say(f"{problem}; it is left out.", always=True)
+        say(f"{problem}; it is skipped.", always=True)
     write_weights(output, state)
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if as_json:
@@ -56,7 +56,7 @@ def export_dcp(
     with progress(f"Reading {folder}"):
         checkpoint, damaged = chosen_alone(folder, last_good)
     for problem in damaged.values():
-        say(f"{problem}; it is left out.", always=True)
+        say(f"{problem}; it is skipped.", always=True)
     with progress(f"Writing {output}"):
         count, size = convert(checkpoint, output)
     if as_json:
