@@ -20,7 +20,7 @@ def try_all(
 ) -> None:
     """Damage a good file so many times, and read it some more times as it is."""
     rng = random.Random(seed)
-    for number in range(count + count // UNTOUCHED):
+    for number in range(count + max(1, count // UNTOUCHED)):
         kind = rng.choice([*damages]) if number < count else "none"
         raw = damages[kind](good, rng) if number < count else good
         outcome, why = _outcome(judge, raw)
