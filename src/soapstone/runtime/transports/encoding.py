@@ -1,10 +1,10 @@
-"""What ranks tell one another besides tensors of the plan: JSON, then the bytes of tensors.
+"""The encoding of messages between ranks, apart from the plan's tensors: JSON, then the bytes of tensors.
 
-Unlike a pickle it cannot run code: what comes back is a plain value, a tensor, or one of the classes that are named
-below or marked `carried`, made by its own constructor. A message begins with its format, two lengths and a checksum, so
-that a damaged one, or one of another version, is refused with a sentence.
+Unlike a pickle it cannot run code. It decodes to plain values, tensors, and objects of the classes that are named below
+or marked `carried`, which their own constructors make. A message begins with its format, two lengths and a checksum, so
+that a damaged message, or one of another version, is refused with a sentence.
 
-A number, a string, None and a list stand for themselves in the JSON. All else is an object with one key, a tag.
+Numbers, strings, None and lists are themselves in the JSON. Every other value is an object with one key, its tag.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_HEADER = 2**28  # bytes of JSON
 MAX_BODY = 2**36  # bytes of tensors
 MAX_DEPTH = 32
 MAX_BITS = 4096  # of a whole number
-_START = struct.Struct("<8sQQQ")  # format, bytes of JSON, bytes of tensors, checksum of all else
+_START = struct.Struct("<8sQQQ")  # format, bytes of JSON, bytes of tensors, checksum of everything else
 _CHECKED = _START.size - 8  # bytes before the checksum
 _FORMAT = b"soapst\0\2"
 _PLAIN = (type(None), bool, float, str)
@@ -48,8 +48,8 @@ Class = TypeVar("Class", bound=type)
 
 
 def carried(kind: Class) -> Class:
-    """Ranks may send one another objects of this class: a dataclass, a NamedTuple or an enum. Its constructor runs on
-    what another rank has sent, so it must check it or do nothing with it."""
+    """Allow ranks to send objects of this class: a dataclass, a NamedTuple or an enum. Its constructor gets values from
+    another rank, so it must check them, or only store them."""
     assert dataclasses.is_dataclass(kind) or issubclass(kind, Enum) or hasattr(kind, "_fields"), kind
     assert _CLASSES.setdefault(kind.__qualname__, kind) is kind, f"two classes are named {kind.__qualname__}"
     return kind
@@ -61,13 +61,13 @@ for _each in (Topology, Device, Link, Sum, Bus, Configuration):
 
 @carried
 class Refusal(NamedTuple):
-    """Sent in place of what cannot be, so that no rank waits for it."""
+    """Sent in place of a value that cannot be sent, so that no rank waits for it."""
 
     reason: str
 
 
 def encode(value: Any) -> bytearray:
-    """The bytes of a value. Raises RankError where it holds something that cannot be sent."""
+    """The bytes of a value. Raises RankError if a part of it cannot be sent."""
     tensors: list[np.ndarray[Any, Any]] = []
     try:
         header = json.dumps(_plain(value, tensors, 0), separators=(",", ":")).encode()
@@ -77,7 +77,7 @@ def encode(value: Any) -> bytearray:
 
 
 def framed(header: bytes, pieces: Sequence[bytes | memoryview]) -> bytearray:
-    """A message of this JSON and these bytes of tensors. Raises RankError where it is too long."""
+    """A message of this JSON and these bytes of tensors. Raises RankError if it is too long."""
     body = sum(len(each) for each in pieces)
     for size, most, what in ((len(header), MAX_HEADER, "JSON"), (body, MAX_BODY, "tensors")):
         if size > most:
@@ -94,18 +94,18 @@ def framed(header: bytes, pieces: Sequence[bytes | memoryview]) -> bytearray:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value. Raises RankError where these are not the bytes of one."""
+    """The value in a message. Raises RankError if the message is damaged or of another version."""
     try:
         return _decoded(memoryview(data))
     except SoapstoneError as error:
         raise RankError(str(error)) from None
-    except Exception as error:  # a class may raise anything where it is made of values that it never has
+    except Exception as error:  # a constructor may raise anything if it gets values of other types
         why = str(error) or type(error).__name__
         raise RankError(f"it is damaged, or of another version of Soapstone ({shortened(why)})") from None
 
 
 def sent(value: Any) -> bytearray:
-    """As `encode`, but for the Refusal to send it in place of an error."""
+    """Like `encode`, but if the value cannot be sent, the bytes of a Refusal."""
     try:
         return encode(value)
     except RankError as error:
@@ -113,7 +113,7 @@ def sent(value: Any) -> bytearray:
 
 
 def received(messages: list[Any]) -> list[Any]:
-    """Every rank's value, by rank. Raises RankError, the same on all ranks, where one could not send its own."""
+    """Every rank's value, by rank. Raises RankError, the same on all ranks, if one could not send its own."""
     found = []
     for rank, data in enumerate(messages):
         try:
@@ -127,7 +127,7 @@ def received(messages: list[Any]) -> list[Any]:
 
 
 def length(start: bytes) -> int:
-    """Of the message that begins so. Raises RankError where none of ours does."""
+    """The length of the message that begins with these bytes. Raises RankError if no message can begin so."""
     kind, header, body, _ = _START.unpack(start[: _START.size])
     if kind != _FORMAT or header > MAX_HEADER or body > MAX_BODY:
         raise RankError("another rank sent what is not a message of this version; start all ranks anew, of one version")
@@ -135,11 +135,11 @@ def length(start: bytes) -> int:
 
 
 class _CannotSendError(Exception):
-    """Names what it is."""
+    """Its message names the value that cannot be sent."""
 
 
 def _plain(value: Any, tensors: list[np.ndarray[Any, Any]], depth: int) -> Any:
-    """A value as JSON has it; tensors go to the list."""
+    """The JSON for a value. The bytes of its tensors are appended to `tensors`."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -177,7 +177,7 @@ def _object(value: Any, tensors: list[np.ndarray[Any, Any]], depth: int) -> list
 
 
 def _fields(kind: type) -> list[str]:
-    """What its constructor takes, in order."""
+    """The arguments of its constructor, in order."""
     if dataclasses.is_dataclass(kind):
         return [each.name for each in dataclasses.fields(kind) if each.init]
     return list(kind._fields)  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ _ENCODERS: dict[str, _Encoder] = {
 
 
 def _checksum(data: memoryview) -> int:
-    """Of the whole message but for the checksum itself."""
+    """The checksum of the whole message except the checksum itself."""
     digest = xxhash.xxh3_64(data[:_CHECKED])
     digest.update(data[_START.size :])
     return digest.intdigest()
@@ -232,7 +232,7 @@ def _decoded(data: memoryview) -> Any:
 
 
 class _Reader:
-    """Makes values of JSON, and takes the bytes of tensors in order."""
+    """Makes values from JSON, and takes the bytes of tensors in order."""
 
     def __init__(self, rest: memoryview) -> None:
         self.rest = rest
