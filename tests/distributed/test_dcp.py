@@ -269,7 +269,7 @@ def test_a_checkpoint_becomes_a_folder_without_ranks(tmp_path: Path) -> None:
     assert script.load(tmp_path / "dcp") == STEPS
     assert script.losses(STEPS) == close(wanted)
     assert alone(tmp_path / "dcp", number=1) == (STEPS, close(wanted))
-    with pytest.raises(AssertionError, match="is there already; name another folder"):
+    with pytest.raises(AssertionError, match="exists already; name another folder"):
         called(main, ["soapstone", "export-dcp", str(tmp_path / "saved"), "-o", str(tmp_path / "dcp")])
     assert {path.name for path in tmp_path.iterdir()} == {"saved", "dcp"}
 
@@ -368,7 +368,7 @@ def test_damaged_metadata_is_refused_in_a_sentence(
     ("optimizer", "number", "sentence"),
     [
         ("momentum", 2, "saved with another optimizer than SGD: only one of them has 'amsgrad'"),
-        ("adamw", 1, "has 2 parameter groups, it has 1 now"),
+        ("adamw", 1, "has 2 parameter groups, but this one has 1"),
     ],
 )
 def test_another_optimizer_is_refused(

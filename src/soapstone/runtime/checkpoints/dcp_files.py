@@ -1,4 +1,4 @@
-"""The files of a torch.distributed.checkpoint folder: what `torch.save` writes, one thing after another."""
+"""The data files of a torch.distributed.checkpoint folder: the output of several `torch.save`, one after another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .dcp_metadata import Location
 from .index import DamagedError
 
 MOST = 2**26  # bytes of something that is not a tensor
-_AROUND = 2**20  # bytes that torch.save may add to a tensor's
+_AROUND = 2**20  # the most bytes that torch.save may add to those of a tensor
 
 
 def file_of(rank: int) -> str:
@@ -26,7 +26,7 @@ def file_of(rank: int) -> str:
 
 
 def write_file(path: Path, values: Iterable[Any]) -> list[tuple[int, int]]:
-    """Write tensors and other values, and wait until they are on disk; where each begins, and its length."""
+    """Write tensors and other values, and wait until they are on disk. Returns the offset and the length of each."""
     found = []
     with path.open("wb") as file:
         for value in values:
@@ -39,7 +39,7 @@ def write_file(path: Path, values: Iterable[Any]) -> list[tuple[int, int]]:
 
 
 def _alone(value: Any) -> Any:
-    """A tensor without the rest of its memory, which torch would write, too."""
+    """The value; a tensor that is a view is copied, since torch would write the whole storage."""
     if not isinstance(value, torch.Tensor):
         return value
     plain = value.detach().to("cpu").contiguous()
@@ -47,20 +47,20 @@ def _alone(value: Any) -> Any:
 
 
 def read_tensor(folder: Path, place: Location, dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
-    """A box of a tensor. Raises DamagedError where it is not there."""
+    """A box of a tensor. Raises DamagedError if the file does not have it at this place."""
     size = dtype.itemsize * torch.Size(sizes).numel()
     if not size <= place.length <= size + _AROUND:
         raise DamagedError(f"cannot read {folder / place.file}: a tensor of {size} bytes is not in {place.length}")
     found = _read(folder, place)
     if not isinstance(found, torch.Tensor) or found.layout != torch.strided or found.is_meta:
-        raise DamagedError(f"cannot read {folder / place.file}: it has another thing where a tensor should be")
+        raise DamagedError(f"cannot read {folder / place.file}: it has something else in place of a tensor")
     if found.dtype != dtype or tuple(found.shape) != sizes:
         raise DamagedError(f"cannot read {folder / place.file}: a tensor has another type or shape than its metadata")
     return found.detach()
 
 
 def read_value(folder: Path, place: Location) -> Any:
-    """Something that is not a tensor. Raises DamagedError where it is not there."""
+    """A value that is not a tensor. Raises DamagedError if it cannot be read."""
     if place.length > MOST:
         raise DamagedError(f"cannot read {folder / place.file}: a value has {place.length} bytes")
     return _read(folder, place)
@@ -82,13 +82,13 @@ def _read(folder: Path, place: Location) -> Any:
         raise
     except SoapstoneError as error:
         raise DamagedError(f"cannot read {path}: {error}") from None
-    except Exception as error:  # of a hostile file anything may come
+    except Exception as error:  # a hostile file may cause any error
         said = str(error).split("\n")[0][:120]
         raise DamagedError(f"cannot read {path}: a part of it is damaged ({said}); use another folder") from None
 
 
 def _check(data: BytesIO) -> None:
-    """Raise SoapstoneError unless each byte is as it was written, which torch.load does not look at."""
+    """Raise SoapstoneError if a checksum of the zip archive is wrong; torch.load does not check them."""
     try:
         with ZipFile(data) as archive:
             if any(info.compress_type != ZIP_STORED for info in archive.infolist()):

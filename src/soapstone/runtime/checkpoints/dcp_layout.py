@@ -1,12 +1,12 @@
-"""Which keys of a torch.distributed.checkpoint folder are the model's and the optimizer's: there is no rule for it, so
-the model's own names are looked for.
+"""Finds the keys of the model and of the optimizer in a torch.distributed.checkpoint folder. No rule says how they
+begin, so this looks for the model's own names.
 
     model.layer.weight            {"model": ...}, whatever the word is
     layer.weight                  the model's state dict itself, as torchtitan saves it
     model.module.layer.weight     that of a model in DistributedDataParallel
     optim.state.layer.weight.exp_avg     {"optim": ...}, whatever the word is
-    optim.param_groups.0.lr              of a group, with its parameters' names in optim.param_groups.0.params
-    optim.param_groups.layer.weight.lr   the same by parameter, where the optimizer's state was flattened
+    optim.param_groups.0.lr              a group's, with its parameters' names in optim.param_groups.0.params
+    optim.param_groups.layer.weight.lr   the same by parameter, if the optimizer's state was flattened
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...errors import RankError
 from .dcp_metadata import Contents
 from .dcp_names import Names
 
-Read = Callable[[str], Any]  # what a key has
+Read = Callable[[str], Any]  # the value of a key
 _SHOWN = 6
 _NUMBERED = (
     "numbers the parameters in its optimizer's state; save what get_state_dict of "
@@ -37,7 +37,7 @@ def listed(keys: Collection[str]) -> str:
 
 
 def model_keys(contents: Contents, names: Names, folder: Path) -> dict[str, list[str]]:
-    """Raises RankError unless all of the model's tensors are there, in one place."""
+    """The keys of each of the model's tensors. Raises RankError unless all tensors are there, under one prefix."""
     own_name = {name: own for own, several in names.items() for name in several}
     places: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for key in contents.tensors:
@@ -62,8 +62,8 @@ def _ends(key: str) -> Iterable[str]:
 
 
 def _check_others(contents: Contents, prefix: str, used: Collection[str], folder: Path) -> None:
-    """Raise RankError where the model of the folder has more than this one. Where it has no prefix, what is no number
-    and not an optimizer's may be a part of it."""
+    """Raise RankError if the folder's model has tensors that this one does not have. Without a prefix, any tensor could
+    be the model's, except those of optimizers and single numbers."""
     others = tuple(_optimizers(contents))
     for key, stored in contents.tensors.items():
         if key in used or not key.startswith(prefix) or (not prefix and (key.startswith(others) or not stored.shape)):
@@ -75,7 +75,7 @@ def _check_others(contents: Contents, prefix: str, used: Collection[str], folder
 
 
 def _optimizers(contents: Contents) -> set[str]:
-    """What the keys of each optimizer begin with."""
+    """The prefix of each optimizer's keys."""
     found = {key.partition("param_groups.")[0] for key in contents.keys if "param_groups." in key}
     return {prefix for prefix in found if not prefix or prefix.endswith(".")}
 
@@ -83,8 +83,8 @@ def _optimizers(contents: Contents) -> set[str]:
 def optimizer_layout(
     contents: Contents, names: Names, groups: Sequence[Collection[str]], read: Read, folder: Path
 ) -> tuple[dict[str, dict[str, str]], list[dict[str, Any]]]:
-    """An optimizer's state and settings, for groups of so many parameters by name. Raises RankError where groups are
-    others than these."""
+    """An optimizer's state and settings, for groups of parameters by name. Raises RankError if the folder has other
+    groups."""
     prefixes = _optimizers(contents)
     if len(prefixes) != 1:
         number = f"{len(prefixes)} optimizers, {listed(prefixes)}" if prefixes else "no optimizer"
@@ -105,7 +105,10 @@ def _nested_groups(
     settings: Mapping[str, Mapping[str, str]], names: Names, groups: Sequence[Collection[str]], read: Read, folder: Path
 ) -> list[dict[str, Any]]:
     if {*settings} != {str(i) for i in range(len(settings))} or len(settings) != len(groups):
-        raise RankError(f"the optimizer of {folder} has {len(settings)} parameter groups, it has {len(groups)} now")
+        raise RankError(
+            f"the optimizer of {folder} has {len(settings)} parameter groups, but this one has {len(groups)}; make the "
+            "same parameter groups"
+        )
     found = []
     for i, group in enumerate(groups):
         given = {what: read(key) for what, key in settings[str(i)].items()}

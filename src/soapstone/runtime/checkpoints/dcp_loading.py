@@ -1,4 +1,4 @@
-"""A folder that torch.distributed.checkpoint wrote, as a checkpoint to load: FSDP2's, DDP's or a plain model's."""
+"""Opens a folder that torch.distributed.checkpoint wrote, by FSDP2, DDP or a plain script, as a checkpoint to load."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from .saving import HOW
 from .storage import Checkpoint, Part, slices_of
 from .tensorfile import DTYPES
 
-_SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}  # set by lr_scheduler
-_LATER = {"decoupled_weight_decay", "maximize"}  # which older versions of torch did not have
+_SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}  # set by schedules
+_LATER = {"decoupled_weight_decay", "maximize"}  # settings that older versions of torch did not have
 _STEPS = ("step", "train_state.step")
 
 
 def open_dcp(
     folder: Path, store: Store, transport: Transport, model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> ForeignCheckpoint:
-    """Raises RankError on all ranks unless the folder has all that the model and its optimizer want."""
+    """The folder as a checkpoint. Raises RankError on all ranks unless it has all values of the model and its
+    optimizer."""
     contents = agree(transport, lambda: read_contents(folder))
     if len({*transport.exchange(contents.digest)}) > 1:
         raise RankError(f"ranks see different checkpoints at {folder}; name a folder that all of them share")
@@ -46,7 +47,7 @@ def open_dcp(
 
 
 class _Source(NamedTuple):
-    """What a folder has, by key."""
+    """Reads values of a folder by key."""
 
     folder: Path
     contents: Contents
@@ -58,7 +59,7 @@ class _Source(NamedTuple):
         return stored
 
     def value(self, key: str) -> Any:
-        """What is no tensor, or a tensor of one number."""
+        """A value that is not a tensor, or the number in a tensor of one element."""
         if key in self.contents.values:
             return read_value(self.folder, self.contents.values[key])
         stored = self.tensor(key)
@@ -73,7 +74,7 @@ class _Source(NamedTuple):
         return int(found)
 
     def step(self) -> int | None:
-        """That of the training, where it is said."""
+        """The step of the training; None if the folder does not have one."""
         for key in _STEPS:
             if key in self.contents.tensors and not self.contents.tensors[key].shape:
                 return int(self.value(key))
@@ -82,16 +83,16 @@ class _Source(NamedTuple):
 
 
 class ForeignCheckpoint(Checkpoint):
-    """A folder with an index that was made of its own metadata. A tied weight may be there under several keys."""
+    """A DCP folder, with an index that is made from its metadata. A tied weight may have several keys."""
 
     def __init__(self, source: _Source, index: Index, tied: Mapping[str, Sequence[str]]) -> None:
         self.folder, self.index = source.folder, index
         self._files = {}
         self._contents, self._tied = source.contents, tied
-        self._last: tuple[int, torch.Tensor] | None = None  # a box that was read, of which more may be wanted
+        self._last: tuple[int, torch.Tensor] | None = None  # the box that was read last, since more of it may be needed
 
     def wanted(self, held: Mapping[str, Holding]) -> dict[str, Holding]:
-        """All but buffers that are not persistent, which no state dict has."""
+        """All tensors except buffers that are not persistent, which no state dict has."""
         return {
             name: each for name, each in held.items() if not name.startswith("model/") or name in self.index.tensors
         }
@@ -110,7 +111,7 @@ class ForeignCheckpoint(Checkpoint):
     def _values(self, stored: Stored, part: Part) -> torch.Tensor:
         _, sizes, _, number = stored.chunks[part.chunk]
         if self._last is None or self._last[0] != number:
-            self._last = None  # two at a time may be too much
+            self._last = None  # free its memory before the next one is read
             place = self._contents.locations[number]
             self._last = number, read_tensor(self.folder, place, DTYPES[stored.dtype], sizes)
         return self._last[1][slices_of(part.source, part.sizes)]
@@ -136,7 +137,7 @@ def _opened(
 def _optimizer(
     source: _Source, store: Store, optimizer: torch.optim.Optimizer, names: Names, groups: list[list[str]]
 ) -> tuple[Optimizer, dict[str, Stored]]:
-    """What is kept for the parameters that this rank has, and where its tensors are."""
+    """The optimizer's state for this rank's parameters, and where its tensors are."""
     states, given = optimizer_layout(source.contents, names, groups, source.value, source.folder)
     settings = [_settings(optimizer, i, row, source.folder) for i, row in enumerate(given)]
     group = {name: i for i, members in enumerate(groups) for name in members}
@@ -157,12 +158,14 @@ def _optimizer(
         tensors |= {f"optimizer/{what}/{name}": source.tensor(key) for what, key in keys.items() if not is_number[what]}
         numbers[name] = plain_numbers({what: source.value(key) for what, key in keys.items() if is_number[what]})
         if len(numbers[name]) < sum(is_number.values()):
-            raise RankError(f"the optimizer of {source.folder} keeps what is no number for {name!r}; load without it")
+            raise RankError(
+                f"the optimizer of {source.folder} keeps a value that is not a number for {name!r}; load without it"
+            )
     return Optimizer(type(optimizer).__name__, state, numbers, tuple(settings)), tensors
 
 
 def _is_number(stored: Stored | None, what: str, shape: tuple[int, ...]) -> bool:
-    """Whether an optimizer keeps it as one number, and not as a tensor of a parameter's shape."""
+    """Whether a value of the optimizer's state is one number, as opposed to a tensor of the parameter's shape."""
     return stored is None or (not stored.shape and (bool(shape) or what in SINGLE))
 
 
@@ -172,7 +175,8 @@ def _last_step(saved: Optimizer) -> int:
 
 
 def _settings(optimizer: torch.optim.Optimizer, i: int, given: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A group's settings. Raises RankError unless such an optimizer has them: nothing else says what it was."""
+    """A group's settings. Raises RankError unless an optimizer of this class has the same ones: a folder does not name
+    the class."""
     kind, own = type(optimizer).__name__, optimizer.param_groups[i]
     found = {what: value for what, value in given.items() if what not in HOW}
     if not given:  # a group without parameters
@@ -183,12 +187,12 @@ def _settings(optimizer: torch.optim.Optimizer, i: int, given: dict[str, Any], f
             f"{folder} was saved with another optimizer than {kind}: only one of them has {min(differ)!r}; use "
             "that one, or load without an optimizer"
         )
-    decoupled = "decoupled_weight_decay"  # in which Adam and AdamW differ
+    decoupled = "decoupled_weight_decay"  # the setting in which Adam and AdamW differ
     if decoupled in found and found[decoupled] != own.get(decoupled):
         raise RankError(f"{folder} has {decoupled}={found[decoupled]}, which {kind} has not; use its optimizer")
     plain = plain_numbers(found)
     for what in sorted(found.keys() - plain.keys()):
-        raise RankError(f"{what!r} of the optimizer in {folder} is no number; load without an optimizer")
+        raise RankError(f"{what!r} of the optimizer in {folder} is not a number; load without an optimizer")
     return plain
 
 

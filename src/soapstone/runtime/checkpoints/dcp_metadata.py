@@ -1,8 +1,8 @@
-"""What a folder of torch.distributed.checkpoint (DCP) holds, read without trust.
+"""Reads the metadata of a torch.distributed.checkpoint (DCP) folder, which may be hostile.
 
-Its `.metadata` is a pickle. Here no class of it is ever made: every object becomes a record of its fields, only those
-instructions of pickle are understood that DCP's own writer uses, and only its names are. Everything that is taken from
-the records is checked.
+Its `.metadata` is a pickle. This reader never instantiates a class of it: every object becomes a record of its fields.
+It accepts only the pickle instructions and the class names that DCP's own writer uses, and checks every value that it
+takes from the records.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OPCODES = (
 
 
 class Location(NamedTuple):
-    """Where `torch.save` wrote something: a file of the folder, and the bytes in it."""
+    """The place of a value that `torch.save` wrote: a file of the folder, and the bytes in it."""
 
     file: str
     offset: int
@@ -52,8 +52,8 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """What a folder has by key. A box of a tensor has the number of its place among `locations`; `values` are not
-    tensors. `digest` is of all this."""
+    """The contents of a folder by key. A box of a tensor has the index of its place in `locations`; `values` are not
+    tensors. `digest` is a digest of all of these."""
 
     tensors: dict[str, Stored]
     values: dict[str, Location]
@@ -70,7 +70,7 @@ def is_dcp(folder: Path) -> bool:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Raises DamagedError where the metadata cannot be read, or is not what DCP writes."""
+    """The contents of a folder. Raises DamagedError if the metadata cannot be read, or is not what DCP writes."""
     path = folder / METADATA
     try:
         data = read_bytes(path, MAX_BYTES)
@@ -79,7 +79,7 @@ def read_contents(folder: Path) -> Contents:
         raise DamagedError(f"cannot read {path}: {error.strerror}") from None
     except SoapstoneError as error:
         raise DamagedError(f"cannot read {path}: {error}") from None
-    except Exception:  # pickle raises whatever comes
+    except Exception:  # a damaged pickle may cause any error
         raise DamagedError(
             f"cannot read {path}: it is damaged, or not what torch.distributed.checkpoint writes; use another folder"
         ) from None
@@ -97,7 +97,7 @@ class _Kind(NamedTuple):
     name: str
 
 
-class _Reader(pickle._Unpickler):  # the one in Python, of which instructions can be left out
+class _Reader(pickle._Unpickler):  # the Python implementation, from which instructions can be removed
     stack: list[Any]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES
@@ -192,7 +192,7 @@ def _ints(values: Any) -> tuple[int, ...]:
 
 
 def _places(records: Any) -> dict[str, dict[tuple[int, ...] | None, Location]]:
-    """Where each box of each key is, by its offsets."""
+    """The location of each box of each key, by its offsets."""
     found: dict[str, dict[tuple[int, ...] | None, Location]] = defaultdict(dict)
     for key, info in records.items():
         index, place = _fields(key, "MetadataIndex"), _fields(info, "_StorageInfo")

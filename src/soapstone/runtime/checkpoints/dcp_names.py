@@ -1,4 +1,4 @@
-"""What a model's tensors and an optimizer's groups are called, in torch's own state dicts."""
+"""The names of a model's tensors, and of the parameters in an optimizer's groups, in torch's own state dicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Names = Mapping[str, tuple[str, ...]]  # all names of each of the model's tensor
 
 
 def names_of(store: Store, model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Of all that is in the model's state dict."""
+    """The names of all tensors in the model's state dict."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in model.state_dict():
         found[store.graph.aliases.get(name, name)].append(name)
@@ -28,8 +28,8 @@ def names_of(store: Store, model: nn.Module) -> dict[str, tuple[str, ...]]:
 def groups_of(
     store: Store, transport: Transport, optimizer: torch.optim.Optimizer | None, names: Names
 ) -> list[list[str]]:
-    """The parameters that are trained in each of the optimizer's groups, on any rank, in the model's order. Raises
-    RankError where ranks have different groups."""
+    """The trained parameters in each of the optimizer's groups, on any rank, in the model's order. Raises RankError if
+    ranks have different numbers of groups."""
     own = {id(parameter): name for name, parameter in store.parameters() if parameter.requires_grad}
     ranks = transport.exchange(
         [
@@ -44,7 +44,8 @@ def groups_of(
 
 
 def kept_by(optimizer: torch.optim.Optimizer, i: int, settings: dict[str, Any], ndim: int) -> set[str] | None:
-    """What such an optimizer keeps for a parameter, as one step shows; None where a step needs more."""
+    """The names of the values that an optimizer of this class keeps for a parameter, found by one step on a small one;
+    None if such a step fails."""
     parameter = nn.Parameter(torch.zeros([1] * ndim))
     parameter.grad = torch.zeros_like(parameter)
     group = {**optimizer.param_groups[i], "foreach": None, "fused": None, "capturable": False}
@@ -60,6 +61,6 @@ def kept_by(optimizer: torch.optim.Optimizer, i: int, settings: dict[str, Any], 
             }
         )
         probe.step()
-    except Exception:  # an optimizer of the user's own may want anything
+    except Exception:  # a user's own optimizer may need anything
         return None
     return {*probe.state[parameter]}

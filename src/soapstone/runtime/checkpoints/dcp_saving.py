@@ -1,5 +1,5 @@
-"""Writing a folder that torch.distributed.checkpoint reads: by all ranks of a training, each its own part, or from a
-checkpoint, by one process. The keys are those of `{"model": ..., "optim": ...}` with what get_state_dict returns."""
+"""Writes a folder that torch.distributed.checkpoint reads. All ranks of a training write it together, or one process
+writes it from a checkpoint. The keys are those of `{"model": ..., "optim": ...}` with the results of get_state_dict."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from .saving import described_optimizer
 from .storage import Checkpoint, Row, picked, plan_from, plan_of, rows_of, sync, without_copies
 from .tensorfile import DTYPES
 
-Route = tuple[str | int, ...]  # to a value in nested dicts and lists; joined by dots, its key
+Route = tuple[str | int, ...]  # the path to a value in nested dicts and lists; joined by dots it is the value's key
 _NEUTRAL = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}  # how to compute, not what
 _NO_VALUES = torch.empty(0)
 
 
 class _Keys:
-    """The keys of what is written, each with its route; and for a tied weight's, the other keys it has."""
+    """The keys of a folder, each with its route, and the other keys of each tied weight."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -78,7 +78,7 @@ class _Keys:
     def numbers(
         self, counters: Mapping[str, int], optimizer: Optimizer | None, groups: Sequence[Sequence[str]], step: int
     ) -> dict[str, Any]:
-        """What is no part of a tensor, by key: numbers as tensors of one, and other values."""
+        """All values but the tensors of the checkpoint, by key: numbers as tensors of one element, and other values."""
         found: dict[str, Any] = {self.add("step"): step}
         for name, count in counters.items():
             key = self._of_model(name)
@@ -95,14 +95,15 @@ class _Keys:
 
 
 def _value(plain: Any) -> Any:
-    """The inverse of plain_numbers, for one of them."""
+    """The inverse of plain_numbers, for one value."""
     if isinstance(plain, dict):
         return torch.tensor(plain["value"], dtype=DTYPES[plain["dtype"]])
     return tuple(plain) if isinstance(plain, list) else plain
 
 
 def _how(kind: str) -> dict[str, Any]:
-    """The settings that say how torch's optimizer of this name computes, and that a reader of its state expects."""
+    """Settings of how torch's optimizer of this name computes, with neutral values. Readers of its state expect
+    them."""
     maker = getattr(torch.optim, kind, None)
     if maker is None:
         return {}
@@ -118,7 +119,7 @@ def save_dcp(
     optimizer: torch.optim.Optimizer | None,
     step: int,
 ) -> None:
-    """Write what there is now, each rank its own part. Raises RankError on all ranks where one cannot."""
+    """Write the present state, each rank its own part. Raises RankError on all ranks if one cannot."""
     first = transport.rank == 0
     agree(transport, lambda: check_new(folder) if first else None)
     names = names_of(store, model)
@@ -126,9 +127,7 @@ def save_dcp(
     state = collected(transport.exchange(agree(transport, lambda: state_on_rank(store, optimizer))))
     described, keys = described_optimizer(optimizer, state), _Keys(names)
     if optimizer is not None and any(groups) and not state.names and kept_by(optimizer, 0, {}, 1):
-        raise RankError(
-            "the optimizer has no state yet, which FSDP2 would ask for; save after a step, or save without it"
-        )
+        raise RankError("the optimizer has no state yet, which FSDP2 would need; save after a step, or save without it")
     numbers = keys.numbers({name: int(count) for name, count in store.counters.items()}, described, groups, step)
     here = agree(transport, lambda: _held(store, model, optimizer, keys, numbers, is_first=first))
     everyone = transport.exchange(agree(transport, lambda: rows_of(plan_of(here))))
@@ -154,7 +153,7 @@ def _held(
     store: Store, model: nn.Module, optimizer: torch.optim.Optimizer | None, keys: _Keys, numbers: Mapping[str, Any],
     *, is_first: bool,
 ) -> dict[str, Holding]:  # fmt: skip
-    """All that this rank could write, by key. What no rank reads, and numbers, are the first's."""
+    """All that this rank could write, by key. Rank 0 has the elements that no rank reads, and the numbers."""
     found = {key: each for place, each in held(store, optimizer).items() if (key := keys.of(place)) is not None}
     for place, holding in unread(store, model).items():
         key = keys.of(place)
@@ -167,8 +166,8 @@ def _held(
 
 
 def _missing(rows: Sequence[Sequence[Row]]) -> list[Row]:
-    """The elements of an optimizer's tensors that no rank keeps, since their weights are not read: they are zero.
-    Raises RankError where elements of a weight are missing."""
+    """The elements of an optimizer's tensors that no rank has, because their weights are not read: they are zero.
+    Raises RankError if elements of a weight are missing."""
     boxes: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for key, dtype, shape, offsets, sizes in (row for own in rows for row in own):
         boxes[key, dtype, tuple(shape)].append([(first, first + size) for first, size in zip(offsets, sizes)])
@@ -190,8 +189,8 @@ def _zeros(row: Row) -> torch.Tensor:
 
 
 def convert(checkpoint: Checkpoint, folder: Path) -> tuple[int, int]:
-    """Write a checkpoint that was checked as such a folder, a box at a time; how many tensors the model has, and the
-    bytes of all. Raises SoapstoneError where that is not possible."""
+    """Write a checked checkpoint as such a folder, one box at a time. Returns the number of the model's tensors, and
+    the bytes of all tensors. Raises SoapstoneError if that is not possible."""
     check_new(folder)
     index = checkpoint.index
     names: dict[str, tuple[str, ...]] = {}
@@ -234,13 +233,13 @@ def _box(
 
 
 def _groups(index: Index, names: Names) -> list[list[str]]:
-    """The parameters of the optimizer's groups. A checkpoint does not say them, so there may be only one."""
+    """The parameters of the optimizer's groups. A checkpoint does not record them, so there may be only one group."""
     if index.optimizer is None:
         return []
     if len(index.optimizer.groups) > 1:
         number = len(index.optimizer.groups)
         raise SoapstoneError(
-            f"the optimizer has {number} parameter groups, and a checkpoint does not say which parameters each has; "
+            f"the optimizer has {number} parameter groups, and a checkpoint does not record which parameters each has; "
             "save the folder from the training, by parallel.save_dcp"
         )
     return [
@@ -253,10 +252,10 @@ def _groups(index: Index, names: Names) -> list[list[str]]:
 
 
 def check_new(folder: Path) -> None:
-    """Raise SoapstoneError unless a folder is empty, or not there."""
+    """Raise SoapstoneError unless a folder is empty or does not exist."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise SoapstoneError(f"{folder} is there already; name another folder")
+            raise SoapstoneError(f"{folder} exists already; name another folder")
     except OSError as error:
         raise SoapstoneError(f"cannot write {folder}: {error.strerror}; name another folder") from None
 
@@ -271,7 +270,7 @@ def _make(half: Path) -> None:
 def _written(half: Path, rank: int, values: Sequence[Any]) -> list[tuple[int, int]]:
     try:
         return write_file(half / file_of(rank), values)
-    except (OSError, RuntimeError) as error:  # as torch tells of a full disk
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         said = getattr(error, "strerror", None) or str(error).split("\n")[0]
         raise RankError(f"cannot write to {half.parent}: {said}; make room there") from None
 
