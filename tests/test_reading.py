@@ -164,13 +164,13 @@ def test_what_is_there_but_no_file_is_called_that(tmp_path: Path, monkeypatch: p
     for name, problem in (
         ("folder", "is a folder"),
         ("pipe", "is not a plain file"),
-        ("link", "links to what does not exist"),
+        ("link", "links to something that does not exist"),
     ):
         with pytest.raises(SoapstoneError, match=f"{name}.py {problem}; name a file"):
             check_request(Request(f"{name}.py:make"))
     with pytest.raises(SoapstoneError, match=r"there is no file foldr\.py; did you mean fodler\.py"):
         check_request(Request("foldr.py:make"))
-    with pytest.raises(SoapstoneError, match=r"link\.yaml links to what does not exist"):
+    with pytest.raises(SoapstoneError, match=r"link\.yaml links to something that does not exist"):
         ss.Topology.load("link.yaml")
     with pytest.raises(SoapstoneError, match=r"folder\.yaml is not a plain file"):
         ss.Topology.load("folder.yaml")

@@ -132,19 +132,19 @@ def files_beside(path: str | Path, *suffixes: str) -> list[str]:
 
 
 def not_a_file(path: str | Path, what: str, otherwise: str, *suffixes: str) -> str:
-    """What is wrong with the path of a file that is none, and what to do."""
+    """A message for a path that is not a file: what is wrong with it, and what to do."""
     path = Path(path)
     if path.is_dir():
         return f"{path} is a folder; name a file"
     if path.exists():
         return f"{path} is not a plain file; name a file"
     if path.is_symlink():
-        return f"{path} links to what does not exist; name a file"
+        return f"{path} links to something that does not exist; name a file"
     return f"there is no {what} {path}; {meant(path.name, files_beside(path, *suffixes), otherwise)}"
 
 
 def whole_number(text: str) -> int | None:
-    """What some digits say; None for any other text, and for more digits than a number of ours has."""
+    """The number that at most 18 digits stand for; None for any other text."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
@@ -172,7 +172,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     fails."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(size + 1) if size <= most else b""  # as much is set aside at once
+        data = file.read(size + 1) if size <= most else b""  # read() allocates this much at once
     if max(size, len(data)) > most:
         raise SoapstoneError(f"{path} is larger than {most >> 20} MiB; it is not one of our files")
     return data
@@ -192,13 +192,13 @@ def read_json(path: str | Path, most_bytes: int = MAX_BYTES, most_values: int = 
 
 
 def checksum_of(data: Any) -> str:
-    """Of what JSON says, however it is written. It finds accidents, not forgeries."""
+    """The checksum of JSON data, independent of the order of keys and of spaces. It finds accidents, not forgeries."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return str(xxhash.xxh3_128_hexdigest(text.encode()))
 
 
 def is_whole(data: dict[str, Any]) -> bool:
-    """Whether an object that has the checksum of all else in it is as it was written."""
+    """Whether the checksum in an object is that of everything else in it."""
     rest = {key: value for key, value in data.items() if key != "checksum"}
     return bool(data.get("checksum") == checksum_of(rest))
 
@@ -227,7 +227,7 @@ def parse_json(data: bytes, most_values: int = MAX_VALUES) -> Any:
 
 
 class _TwiceError(Exception):
-    """An object has a key twice."""
+    """A JSON object has a duplicate key."""
 
 
 def _with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -241,7 +241,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|[{}]')
 
 
 def _key_that_is_twice(text: str) -> str:
-    """Where the first object ends that has a key twice, JSON has been read without fault; so its strings are whole."""
+    """A message that names the first duplicate key and its line. json raises at the end of the object that has it, so
+    the text up to there is valid JSON, and its strings are complete."""
     open_: list[set[str]] = []
     for token in _TOKEN.finditer(text):
         if token[0] == "{":
