@@ -184,7 +184,7 @@ class OperatorGraph:
         return cls.from_data(read_json(path), str(path))
 
     def to_data(self) -> dict[str, Any]:
-        """The graph as JSON has it, with a checksum: a wrong number in it would be trained without a word."""
+        """The graph as JSON, with a checksum, because nothing else would notice a wrong number in it."""
         data = {"format": FORMAT, "kind": "soapstone graph", **encode(self)}
         return {**data, "checksum": checksum_of(data)}
 

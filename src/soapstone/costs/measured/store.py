@@ -61,7 +61,7 @@ class Store:
         self._attempt(insert)
 
     def _checksum(self, what: object, text: object) -> str | None:
-        """Of a row; None of one that is none of ours."""
+        """The checksum of a row; None if the row is not one that this class writes."""
         if not isinstance(what, str) or not isinstance(text, str):
             return None
         return checksum_of([self.machine, what, text])

@@ -1,7 +1,7 @@
 """A whole model's weights in one file that other programs read: safetensors, or what `torch.load` takes.
 
-torch's files are zip archives, which have a CRC of each tensor. safetensors has no checksum: ours is in its metadata,
-which other programs pass over. Files of theirs are taken as they are.
+torch's files are zip archives, which have a CRC of each tensor. safetensors has no checksum, so Soapstone puts one into
+the metadata, which other programs ignore. Files from other programs are read without one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .storage import Checkpoint
 
 SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth", ".bin")
 _CHECKSUM = "soapstone xxh3_128"
-_UNREADABLE = (  # what the readers raise where a file is damaged
+_UNREADABLE = (  # what the readers raise if a file is damaged
     SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, LookupError, TypeError, AttributeError,
     AssertionError, MemoryError, OverflowError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -37,7 +37,7 @@ def whole_state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def state_of_checkpoint(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """The state dict of a checkpoint that was checked."""
+    """The state dict of a checked checkpoint."""
     with checkpoint:
         index = checkpoint.index
         counters = {name: torch.tensor(count) for name, count in index.counters.items()}
@@ -96,7 +96,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 def _from_safetensors(path: Path) -> dict[str, torch.Tensor]:
     with safe_open(path, "pt") as file:
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
         said = (file.metadata() or {}).get(_CHECKSUM)
     if said is not None and said != _checksum(state):
         raise SoapstoneError(f"{path} is damaged: its checksum is not that of its tensors; export it anew")
@@ -104,7 +104,7 @@ def _from_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _checksum(state: Mapping[str, torch.Tensor]) -> str:
-    """Of names, types, shapes and bytes."""
+    """The checksum of all names, types, shapes and bytes."""
     digest = xxh3_128()
     for name, tensor in sorted(state.items()):
         plain = tensor.detach().cpu().contiguous()
@@ -114,7 +114,7 @@ def _checksum(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def _from_torch(path: Path) -> Any:
-    """torch itself looks at no CRC where it maps a file into memory."""
+    """Read a torch file, and check its CRCs: torch does not if it maps a file into memory."""
     state = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     with zipfile.ZipFile(path) as file:
         wrong = file.testzip()
