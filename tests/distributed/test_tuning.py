@@ -22,7 +22,7 @@ FAST = ("--costs", "analytic", "-t", "cpu:1x2", "--budget", "1")  # measures not
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "SOAPSTONE_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "soapstone", "tune", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -10,7 +10,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.cli import main
+from tests.distributed.launch import local_ranks
 from tests.support.waiting import HANG
 
 ROOT = Path(__file__).parents[2]
@@ -162,22 +162,19 @@ def called(function: Callable[[], object], argv: list[str]) -> str:
 
 def run_ranks(target: Target, count: int = 2) -> str:
     """What ranks print, each a forked process with the environment that torchrun gives it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    shared = meeting | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     context = multiprocessing.get_context("fork")
     files = [Path(f"rank{rank}.txt").resolve() for rank in range(count)]
-    processes = []
-    for rank, file in enumerate(files):
-        own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        processes.append(context.Process(target=_be_rank, args=(target, own, file), daemon=True))
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(HANG)
-        if process.is_alive():
-            process.kill()
+    with local_ranks(count) as environments:
+        processes = [
+            context.Process(target=_be_rank, args=(target, {**own, "OMP_NUM_THREADS": "1"}, file), daemon=True)
+            for own, file in zip(environments, files)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(HANG)
+            if process.is_alive():
+                process.kill()
     said = "".join(file.read_text() for file in files if file.exists())
     assert [process.exitcode for process in processes] == [0] * count, said
     return said
