@@ -1,1 +1,2 @@
-"""Inputs damaged at random, one file for each subject: each must be refused in a sentence, or make no difference."""
+"""Damages input files at random, with a module for each kind of input. A damaged input must be refused in one sentence,
+or make no difference."""

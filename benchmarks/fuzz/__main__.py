@@ -1,7 +1,7 @@
-"""python -m benchmarks.fuzz [SUBJECT ...] [--count N] [--seed N]: damage inputs at random, print what happens.
+"""python -m benchmarks.fuzz [SUBJECT ...] [--count N] [--seed N]: damage inputs at random, and print what happens.
 
-Without a subject, all of them: 10,000 checkpoints, 2,000 of each other kind. The exit status is 1 if anything was read
-wrongly without a word, or ended in an error that is none of ours."""
+Without a subject it damages all kinds: 10,000 checkpoints, and 2,000 of each other kind. The exit status is 1 if any
+was read wrongly without an error, or caused an error that Soapstone does not raise itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNT, COUNTS = 2_000, {"checkpoints": 10_000}
 
 
 def main(subjects: Sequence[str] = tuple(SUBJECTS), count: int | None = None, seed: int = 0) -> bool:
-    """Whether nothing was read wrongly. A subject by itself is shown by kind of damage."""
+    """Whether nothing was read wrongly. If there is one subject, the table has a row for each kind of damage."""
     console, tallies = Console(), dict[str, Tally]()
     for subject in subjects:
         start = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Checkpoints, damaged: exported, and loaded on two ranks. A load that is refused must leave everything as it was; one
-that is not must give every bit of the weights, of the optimizer's state and of its settings."""
+"""Damages checkpoints, then exports them and loads them on two ranks. A load that is refused must change nothing. Any
+other load must restore every bit of the weights, and of the optimizer's state and settings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .damage import BITS, NONE, STRUCTURE
 from .tally import HARMLESS, REFUSED, SILENT, TRACEBACK, Tally
 
 RANKS = 2
-BITS_IN = 5  # so many of six damages are single bits
-UNTOUCHED = 50  # of as many damaged checkpoints, one more is left as it was
+BITS_IN = 5  # of six damages, this many are single bits
+UNTOUCHED = 50  # for this many damaged checkpoints, one more is left undamaged
 
 
 class _Training:
@@ -51,7 +51,7 @@ class _Training:
 
     @torch.no_grad()
     def change(self) -> None:
-        """So that a load which does nothing is seen."""
+        """Change all values, so that a load which does nothing is noticed."""
         for tensor in self.tensors():
             tensor.add_(1)
         for group in self.optimizer.param_groups:
@@ -67,7 +67,7 @@ def _work() -> ss.Workload:
 
 
 def fuzz(count: int, seed: int) -> Tally:
-    """Damage checkpoints so many times, and read some more as they were."""
+    """Damage a checkpoint `count` times, and read some undamaged ones as well."""
     tally, works, topology = Tally(), [_work() for _ in range(RANKS)], ss.Topology.parse(f"cpu:1x{RANKS}")
     graph = ss.capture(works[0])
     strategy = ss.baselines.fsdp(graph, topology)

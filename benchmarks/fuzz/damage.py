@@ -1,4 +1,4 @@
-"""Ways to damage a checkpoint's files: single bits, and exchanges that leave sizes and sums as they were."""
+"""Ways to damage a checkpoint's files: flipped bits, and swaps that keep all sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is kept between commands, damaged: captured graphs and measured times. Nobody edits these. A graph that is
-missed is captured anew, a row of times measured anew; any other difference is silent."""
+"""Damages the caches between commands: captured graphs and measured times, which nobody edits. A graph that is not
+found is captured again, and a row of times is measured again. Any other difference counts as silent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What ranks tell one another, damaged. A difference of any kind is silent. Forged messages, whose checksum is right,
-cannot be told from others: they must be refused, or read without an error that is none of ours."""
+"""Damages messages between ranks. Any difference counts as silent. Forged messages have a right checksum, so the reader
+cannot recognize them: it must refuse them with an error of its own, or read them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def messages(count: int, seed: int) -> Tally:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """What is encoded alike is alike; sets may come in another order."""
+    """Values are the same if their encodings are; the order of sets may differ."""
     return repr(one) == repr(other) and (
         encoding.encode(one)[START.size :] == encoding.encode(other)[START.size :] or one == other
     )

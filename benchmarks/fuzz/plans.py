@@ -1,8 +1,8 @@
-"""Strategy, topology and graph files, damaged.
+"""Damages strategy, topology and graph files.
 
-People edit the first two, and neither changes what is computed. So damage that leaves a valid file makes *another* one:
-it must be read as it says, and be usable. What `tune` recorded is not for editing: times that come back must be those
-that were written, for the strategy they were written for. Nor is a graph, whose numbers are what is computed.
+People edit the first two, and neither changes what is computed. So damage that leaves a valid file makes *another* one,
+which must be read correctly and be usable. Nobody edits the times that `tune` recorded: those that are read must be
+those that were written, for the same strategy. Nobody edits graphs either, whose numbers determine what is computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of damaged inputs."""
+"""Counts the outcomes of damaged inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ OUTCOMES = (REFUSED, HARMLESS, ANOTHER, SILENT, TRACEBACK)
 
 @dataclass
 class Tally:
-    """Outcomes by kind of damage. *Refused*: an error in a sentence; of a cache: it is made anew. *Harmless*: all is as
-    without the damage. *Another*: the damage made another valid file, of a kind that people edit, and it was read as it
-    says. *Silent*: something else was read, and nothing said. *Traceback*: an error that is none of ours."""
+    """Outcomes by kind of damage. *Refused*: an error in a sentence; an entry of a cache is made again. *Harmless*:
+    read as without the damage. *Another*: the damage made another valid file, of a kind that people edit, and it was
+    read correctly. *Silent*: read wrongly without an error. *Traceback*: an error that Soapstone does not raise
+    itself."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)

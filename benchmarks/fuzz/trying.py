@@ -12,13 +12,13 @@ from .mutations import Damage
 from .tally import REFUSED, TRACEBACK, Tally
 
 Judge = Callable[[bytes], str]  # the outcome for a file's bytes; a SoapstoneError stands for REFUSED
-UNTOUCHED = 50  # of as many damaged files, one more is left as it was
+UNTOUCHED = 50  # for this many damaged files, one more is left undamaged
 
 
 def try_all(
     tally: Tally, damages: Mapping[str, Damage], good: bytes, judge: Judge, count: int, seed: int, of: str = ""
 ) -> None:
-    """Damage a good file so many times, and read it some more times as it is."""
+    """Damage a good file `count` times, and read it undamaged some more times."""
     rng = random.Random(seed)
     for number in range(count + max(1, count // UNTOUCHED)):
         kind = rng.choice([*damages]) if number < count else "none"
@@ -42,7 +42,7 @@ def _outcome(judge: Judge, raw: bytes) -> tuple[str, str]:
 
 
 def _shown(good: bytes, raw: bytes) -> str:
-    """Where they begin to differ."""
+    """The first difference between two files."""
     same = next((i for i, (one, other) in enumerate(zip(good, raw)) if one != other), min(len(good), len(raw)))
     start = max(0, same - 20)
     return f"byte {same} of {len(good)}: {good[start : same + 40]!r} became {raw[start : same + 40]!r}"
