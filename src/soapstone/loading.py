@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -17,6 +18,7 @@ from . import cache, zoo
 from .errors import CaptureError, SoapstoneError, meant
 from .files import not_a_file
 from .graph import OperatorGraph
+from .surroundings import Reads, noted_files, noted_variables
 from .zoo.catalogue import Size
 
 if TYPE_CHECKING:
@@ -59,14 +61,28 @@ def load_graph(
     if not fresh and (found := cache.find(asked)) is not None:
         return found
     announce()
-    before = set(sys.modules)
-    work = load_workload(request) if request.is_file else without_numbers(request)
-    sources = cache.stamps(_sources(before, request.file()[0])) if request.is_file else {}
-    from .tracing import capture
-
-    graph = capture(work, **request.options)
+    graph, sources = _captured_file(request) if request.is_file else (_captured(without_numbers(request), request), {})
     cache.keep(asked, graph, sources)
     return graph
+
+
+def _captured_file(request: Request) -> tuple[OperatorGraph, dict[str, str | None]]:
+    """The graph of a user's file, and stamps of all that it was made from: sources, variables and files that it read,
+    each as it was before that."""
+    modules, reads = set(sys.modules), Reads()
+    variables = cache.stamps(Path(f"${name}") for name in os.environ)
+    with noted_files(reads), noted_variables(reads):
+        work = load_workload(request)
+        sources = cache.stamps([*_sources(modules, request.file()[0]), *reads.files])
+        graph = _captured(work, request)
+    sources |= {f"${name}": variables.get(f"${name}") for name in reads.variables}
+    return graph, cache.stamps(file for file in reads.files if str(file) not in sources) | sources
+
+
+def _captured(work: Workload, request: Request) -> OperatorGraph:
+    from .tracing import capture
+
+    return capture(work, **request.options)
 
 
 def load_workload(request: Request) -> Workload:

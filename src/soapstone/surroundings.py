@@ -95,6 +95,6 @@ def _value(name: str) -> str | None:
 def _reader() -> str | None:
     """The file of the code that asked os.environ."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc", __name__):
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc", __name__):
         frame = frame.f_back
     return frame.f_globals.get("__file__")

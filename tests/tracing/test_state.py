@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import gc
 import itertools
+import os
 import random
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
+from time import time_ns
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.errors import CaptureError
+from soapstone.runtime import ThreadTransport
 from soapstone.runtime.transports import alone
 from soapstone.tracing import FrozenValues
 
@@ -115,7 +119,8 @@ class Stateful(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self.a(x)
-        return made * self.by(self, x)
+        out: torch.Tensor = made * self.by(self, x)
+        return out
 
 
 def counts(self: Stateful, x: torch.Tensor) -> Any:
@@ -152,6 +157,15 @@ def writes_a_global(self: Stateful, x: torch.Tensor) -> Any:
 def grows_a_global(self: Stateful, x: torch.Tensor) -> Any:
     SEEN.append(1)
     return len(SEEN)
+
+
+def writes_a_global_in_vmap(self: Stateful, x: torch.Tensor) -> Any:
+    def each(row: torch.Tensor) -> torch.Tensor:
+        global CALLS
+        CALLS += 1
+        return row * CALLS
+
+    return torch.vmap(each)(x)
 
 
 def writes_its_class(self: Stateful, x: torch.Tensor) -> Any:
@@ -213,6 +227,7 @@ CHANGES: dict[str, tuple[Any, str, str]] = {
     "a list": (grows, "'seen'", "seen.append(1)"),
     "an object": (counts_in_a_helper, "'helper.calls'", "self.calls += 1"),
     "a global": (writes_a_global, f"the global 'CALLS' of {__name__}", "CALLS += 1"),
+    "a global in vmap": (writes_a_global_in_vmap, f"the global 'CALLS' of {__name__}", "CALLS += 1"),
     "a global list": (grows_a_global, f"the global 'SEEN' of {__name__}", "SEEN.append(1)"),
     "a class": (writes_its_class, "Stateful.shared", "type(self).shared += 1"),
     "a function": (writes_a_function, "helper.calls", "helper.calls += 1"),
@@ -360,7 +375,22 @@ def reads_the_date(self: Stateful, x: torch.Tensor) -> Any:
     return datetime.datetime.now().microsecond
 
 
-@pytest.mark.parametrize("by", [reads_time, reads_the_date])
+def branches_on_time(self: Stateful, x: torch.Tensor) -> Any:
+    return 2 if time.time() % 2 > 1 else 1
+
+
+def branches_on_nanoseconds(self: Stateful, x: torch.Tensor) -> Any:
+    return 2 if time_ns() // 10**9 % 2 else 1
+
+
+def branches_on_the_date(self: Stateful, x: torch.Tensor) -> Any:
+    return 2 if datetime.datetime.now().second % 2 else 1
+
+
+TIMES = [reads_time, reads_the_date, branches_on_time, branches_on_nanoseconds, branches_on_the_date]
+
+
+@pytest.mark.parametrize("by", TIMES)
 def test_a_model_that_computes_with_the_time_is_refused(by: Any) -> None:
     with pytest.raises(CaptureError, match=r"computes with the time \(tests/tracing/test_state.py, line \d+: return "):
         ss.capture(Stateful(by), (X,), loss=torch.sum)
@@ -456,7 +486,7 @@ def test_a_value_that_changes_after_the_capture_is_refused(case: str) -> None:
 
 def test_a_step_and_an_evaluation_say_what_has_changed() -> None:
     work, topology = ss.Workload(Plain(), (X,), loss=torch.sum), ss.Topology.parse("cpu:1x1")
-    work.model.drop.eval()  # type: ignore[union-attr, operator]
+    work.model.drop.eval()  # type: ignore[union-attr]
     graph = ss.capture(work)
     strategy = ss.baselines.data_parallel(graph, topology)
     parallel = ss.parallelize(work, graph, topology, strategy, transport=alone())
@@ -476,9 +506,9 @@ def test_a_step_and_an_evaluation_say_what_has_changed() -> None:
 def test_values_that_forward_does_not_read_may_change() -> None:
     work = ss.Workload(Plain(), (X,), loss=torch.sum)
     values = FrozenValues(work, ss.capture(work).frozen)
-    work.model.unread = 2
+    work.model.unread = 2  # type: ignore[assignment]
     work.model.new = 3  # type: ignore[assignment]
-    work.model.a.eval()
+    work.model.a.eval()  # type: ignore[union-attr]
     values.check()
     work.model.eval()
     values.check(mode=False)
@@ -492,3 +522,56 @@ def test_an_evaluation_is_captured_without_gradients() -> None:
     with torch.no_grad():
         wanted = work.model(X)
     assert torch.allclose(parallel.evaluate(X), wanted)
+
+
+def reads_the_environment(self: Stateful, x: torch.Tensor) -> Any:
+    return float(os.environ.get("SCALE_OF_A_TEST", 1))
+
+
+def test_a_variable_of_the_environment_that_forward_reads_may_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = ss.Workload(Stateful(reads_the_environment), (X,), loss=torch.sum)
+    values = FrozenValues(work, ss.capture(work).frozen)
+    values.check()
+    monkeypatch.setenv("SCALE_OF_A_TEST", "2")
+    with pytest.raises(CaptureError, match=r"variable 'SCALE_OF_A_TEST' is '2', but was None when the model was"):
+        values.check()
+
+
+def test_a_saved_graph_knows_what_forward_read(tmp_path: Path) -> None:
+    work = ss.Workload(Plain(), (X,), loss=torch.sum)
+    ss.capture(work).save(tmp_path / "graph.json")
+    graph = ss.OperatorGraph.load(tmp_path / "graph.json")
+    FrozenValues(work, graph.frozen).check()
+    work.model.drop.p = 0.2  # type: ignore[union-attr]
+    with pytest.raises(CaptureError, match=r"'drop.p' is 0\.2, but was 0\.1"):
+        FrozenValues(work, graph.frozen)
+
+
+def test_a_file_is_read_once_at_the_capture(tmp_path: Path) -> None:
+    path = tmp_path / "scale"
+    path.write_text("2")
+    work = ss.Workload(Stateful(lambda self, x: float(path.read_text())), (X,), loss=torch.sum)
+    graph = ss.capture(work)
+    path.write_text("3")
+    FrozenValues(work, graph.frozen).check()
+    assert ss.capture(work).fingerprint != graph.fingerprint
+
+
+def test_all_ranks_hear_that_one_may_not_evaluate() -> None:
+    models, topology = [Plain(), Plain()], ss.Topology.parse("cpu:1x2")
+    models[1].load_state_dict(models[0].state_dict())
+    graph = ss.capture(models[0], (X,), loss=torch.sum)
+    strategy = ss.baselines.data_parallel(graph, topology)
+
+    def run(rank: int, transport: ThreadTransport) -> str:
+        work = ss.Workload(models[rank], (X,), loss=torch.sum)
+        parallel = ss.parallelize(work, graph, topology, strategy, transport=transport)
+        parallel.evaluate(X)
+        transport.exchange(None)
+        models[1].scale = 3.0
+        with pytest.raises(ss.SoapstoneError) as error:
+            parallel.evaluate(X)
+        return str(error.value)
+
+    for said in ss.run_threads(2, run, timeout=60):
+        assert said.startswith("rank 1: 'scale' is 3.0, but was 2.0 when the model was captured")

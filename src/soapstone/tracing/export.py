@@ -11,7 +11,7 @@ import operator
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from io import StringIO
@@ -26,9 +26,10 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..rules import RULES
+from .change_lines import OUTSIDE, changing, line_that_changes, settling
 from .checkpoints import marked_checkpoints
+from .clocks import at_another_time
 from .frozen import Scalar, values_read
-from .locating import OUTSIDE, changing, line_that_changes, settling
 from .observe import Observer, own_roots
 from .precision import (
     DEVICE_TYPES,
@@ -41,10 +42,10 @@ from .precision import (
     twin_on,
 )
 from .pystate import Change, Snapshot
-from .repeats import marked_call, repeats
+from .repeats import marked_call, repeats, same_loss
 from .rewrite import REWRITES, SCATTERS
 from .unseen import DEPENDS, Picks, decided_chances, kept_random_state, refused_draws, refused_functions
-from .users_code import line_of
+from .users_code import Line, line_of
 from .without_cuda import cuda_rules_allowed
 from .workload import Workload
 
@@ -61,12 +62,25 @@ class _Found:
     changes: list[Change] = field(default_factory=list)
     observer: Observer | None = None
 
+    @property
+    def clock(self) -> Line | None:
+        """The line that read one."""
+        return self.observer.clock if self.observer is not None else None
+
 
 class _Training(nn.Module):
     """A model with its loss. Python state that the forward changes is put back after each call. Given a second batch,
-    the model is called twice, and what the second call changes is refused; given a change, what makes it."""
+    the model is called twice, and what the second call changes is refused; given a change, what makes it. Given plain
+    values that a call has settled on, it is called with these."""
 
-    def __init__(self, work: Workload, autocast: Autocast | None, picks: Picks, refused: Change | None = None) -> None:
+    def __init__(
+        self,
+        work: Workload,
+        autocast: Autocast | None,
+        picks: Picks,
+        refused: Change | None = None,
+        settled: Sequence[Change] = (),
+    ) -> None:
         super().__init__()
         self.picks = (picks,)
         self.model = work.model
@@ -74,13 +88,16 @@ class _Training(nn.Module):
         self.autocast = autocast
         self.found = (_Found(),)
         self.refused = (refused,)
+        self.settled = (settled,)
 
     def forward(self, batch: tuple[torch.Tensor, ...], again: tuple[torch.Tensor, ...] | None = None) -> Any:
         found, observer = self.found[0], Observer(self.work[0])
         found.observer, before = observer, observer.before
         try:
-            if (change := self.refused[0]) is not None:
-                raise CaptureError(settling(change, line_that_changes(change, lambda: self._loss(batch))))
+            for change in self.settled[0]:
+                change.repeat(before)
+            if (refused := self.refused[0]) is not None:
+                raise CaptureError(settling(refused, line_that_changes(refused, lambda: self._loss(batch))))
             if again is None:
                 return self._loss(batch, observer)
             with marked_call(0):
@@ -92,7 +109,7 @@ class _Training(nn.Module):
 
     def _second(self, batch: tuple[torch.Tensor, ...], observer: Observer) -> torch.Tensor:
         between = observer.before = Snapshot(observer.roots)
-        with marked_call(1):
+        with marked_call(1), at_another_time(observer.codes.values()):
             loss = self._loss(batch, observer)
         for change in between.changes(Snapshot(observer.roots)):
             between.restore()
@@ -235,7 +252,7 @@ def _exported(
     except Exception:  # state that changes is the better reason
         _check_repeats(training)
         raise
-    _check_repeats(training)
+    _check_repeats(training, program)
     assert found.observer is not None
     return program, values_read(found.observer, work)
 
@@ -252,20 +269,41 @@ def _export(training: _Training, again: bool = False) -> torch.export.ExportedPr
         state.restore()  # torch.export leaves copies in place of dicts and lists
 
 
-def _check_repeats(training: _Training) -> None:
+def _settles(training: _Training, program: torch.export.ExportedProgram) -> bool:
+    """Whether the first call only set plain values of the model, and another call with these sets them again and
+    computes the same: one more export of one call tells, which is cheaper than one of two."""
+    found, work = training.found[0], training.work[0]
+    if found.clock is not None or not all(change.is_plain for change in found.changes):
+        return False
+    later = _Training(work, training.autocast, Picks(training.picks[0].some), settled=found.changes)
+    try:
+        again = _export(later)
+    except Exception:  # the export of two calls says why
+        return False
+    changes = later.found[0].changes
+    as_before = all(c.is_plain for c in changes) and _values(changes) == _values(found.changes)
+    return as_before and same_loss(program, again, len(work.batch))
+
+
+def _values(changes: list[Change]) -> dict[str, Any]:
+    return {change.path: change.now for change in changes}
+
+
+def _check_repeats(training: _Training, program: torch.export.ExportedProgram | None = None) -> None:
     """Raise CaptureError where the first call changed Python state, or read a clock, and the second call changes it
     again or computes something else."""
     found, work = training.found[0], training.work[0]
-    clock = found.observer.clock if found.observer is not None else None
-    if not found.changes and clock is None:
+    if not found.changes and found.clock is None:
+        return
+    if program is not None and _settles(training, program):
         return
     some = training.picks[0].some
-    program = _export(_Training(work, training.autocast, Picks(some)), again=True)
-    if repeats(program, len(work.batch)):
+    twice = _export(_Training(work, training.autocast, Picks(some)), again=True)
+    if repeats(twice, len(work.batch)):
         return
     if not found.changes:
         raise CaptureError(
-            f"the model computes with the time ({clock}), which would always be that of the capture; {OUTSIDE}"
+            f"the model computes with the time ({found.clock}), which would always be that of the capture; {OUTSIDE}"
         )
     _export(_Training(work, training.autocast, Picks(some), found.changes[0]))
 

@@ -10,12 +10,10 @@ also call code at any time, such as callbacks of the garbage collector; that is 
 
 from __future__ import annotations
 
-import datetime
 import dis
 import gc
 import signal
 import sys
-import time
 import traceback
 import weakref
 from collections.abc import Iterator
@@ -28,16 +26,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..surroundings import Reads, is_installed, noted_variables
+from .clocks import CLOCKS
 from .pystate import Place, Roots, Snapshot, is_foreign
 from .users_code import Line
 from .workload import Workload
 
 _OURS = __name__.rpartition(".")[0]
-_CLOCKS = frozenset(
-    getattr(time, name + unit)
-    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
-    for unit in ("", "_ns")
-) | {datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today, datetime.date.today}
 
 
 def own_roots(work: Workload) -> Roots:
@@ -104,7 +98,7 @@ class Observer(TorchFunctionMode):
             if frame.f_code not in self._started:
                 self._started.add(frame.f_code)
                 self._start(frame)
-        elif event == "c_call" and self.clock is None and arg in _CLOCKS and is_users(frame):
+        elif event == "c_call" and self.clock is None and arg in CLOCKS and is_users(frame):
             summary = traceback.extract_stack(frame, limit=1)
             self.clock = Line(summary[0])
 

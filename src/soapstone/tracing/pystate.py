@@ -47,7 +47,18 @@ class Change:
     holder: Any
     key: Any
     value: Any
-    tensor: bool  # that is there now
+    now: Any
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there were and are plain values, in a namespace of the model's."""
+        are_plain = type(self.value) in SCALARS and type(self.now) in SCALARS
+        return are_plain and isinstance(self.holder, dict) and self.path.startswith(".")
+
+    def repeat(self, snapshot: Snapshot) -> None:
+        """Make the same change in the state that a snapshot was taken of."""
+        _, holder, key, _ = snapshot.entries[self.path]
+        put(holder, key, self.now)
 
     def shallow(self) -> tuple[object, ...]:
         """What is there now; compare it by `same`."""
@@ -104,7 +115,7 @@ class Snapshot:
             before, after = self.entries.get(path, nothing), later.entries.get(path, nothing)
             if before[0] != after[0]:
                 holder, key = before[1:3] if path in self.entries else after[1:3]
-                found.append(Change(path, holder, key, before[3], isinstance(after[3], torch.Tensor)))
+                found.append(Change(path, holder, key, before[3], after[3]))
         return found
 
     def restore(self) -> None:

@@ -31,7 +31,14 @@ def marked_call(number: int) -> Iterator[None]:
 def repeats(program: ExportedProgram, num_inputs: int) -> bool:
     """Whether two losses mean the same, each of as many inputs of its own, and nothing that depends on an input, a
     parameter or a random number is kept from the first call for the second."""
-    return _Meanings(program, num_inputs).agree()
+    first, second = _Meanings(program, num_inputs).of_losses()[-2:]
+    return bool(first == second)
+
+
+def same_loss(one: ExportedProgram, other: ExportedProgram, num_inputs: int) -> bool:
+    """Whether the losses of two programs of one call each mean the same."""
+    first, second = (_Meanings(program, num_inputs).of_losses()[-1] for program in (one, other))
+    return bool(first == second)
 
 
 class _Meanings:
@@ -57,7 +64,7 @@ class _Meanings:
             if spec.kind == InputKind.BUFFER:
                 self._buffers.update(_storages(node))
 
-    def agree(self) -> bool:
+    def of_losses(self) -> list[object]:
         call = 0
         losses: Any = ()
         for node in self._module.graph.nodes:
@@ -70,8 +77,7 @@ class _Meanings:
                     for storage in self._buffers:  # which each call may update
                         self._written.pop(storage, None)
                 self._read(node, call)
-        first, second = (self._of(loss) for loss in losses[-2:])
-        return bool(first == second)
+        return [self._of(loss) for loss in losses]
 
     def _read(self, node: fx.Node, call: int) -> None:
         given = node.all_input_nodes

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
+
 from .observe import is_users
 from .pystate import Change, described, same
 from .users_code import Line
@@ -17,7 +19,7 @@ OUTSIDE = "compute it outside of the model, and pass it as an input"
 
 def changing(change: Change, line: Line | None) -> str:
     """The sentence about what every call changes."""
-    if change.tensor:
+    if isinstance(change.now, torch.Tensor):
         return f"the model sets {described(change.path)} anew in its forward{_at(line)}; keep such state outside"
     return (
         f"the model changes {described(change.path)} in its forward{_at(line)}, but a captured graph would always "
