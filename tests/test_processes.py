@@ -1,4 +1,4 @@
-"""Which torchrun started a process, and whether it still runs: through a shell, from a thread, or not at all."""
+"""Finds the torchrun that started a process, directly, through a shell or from a thread, and whether it still runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as they are read: no key twice, YAML as version 1.2 has it, and numbers of a sane length."""
+"""Reading files: duplicate keys are refused, YAML is read as version 1.2, and numbers have a limited length."""
 
 from __future__ import annotations
 

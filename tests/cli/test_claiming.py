@@ -1,4 +1,4 @@
-"""Which checkpoints a run goes on from, told or untold, and with which seed."""
+"""The checkpoints that a run goes on from, with and without --resume, and its seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attempt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, torchrun: int, number: int, *, done: bool = False,
     resume: bool = False, seed: int | None = None,
 ) -> Claim:  # fmt: skip
-    """What the ranks do that a torchrun starts for the so manieth time: save a checkpoint, and fail unless done."""
+    """Act as ranks that a torchrun has restarted `number` times: save a checkpoint, and fail unless `done`."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
     monkeypatch.setattr(lease, "torchrun", lambda: Process(machine(), torchrun, "1"))
     with claimed(folder, resume, seed, alone()) as claim:
@@ -77,7 +77,7 @@ def test_masks_that_torch_draws_keep_their_seed_too() -> None:
 
 
 def test_a_folder_is_one_runs_while_it_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process refuses it, whatever it wants."""
+    """Another process is refused, with and without --resume."""
     with claimed(tmp_path, False, None, alone()):
         child = os.fork()
         if child == 0:

@@ -1,4 +1,4 @@
-"""What commands that need ranks say before any are joined."""
+"""Commands that need ranks check their options and torchrun's variables before the ranks join."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_torchrun_sets_must_be_numbers(
 
 
 def test_a_restart_count_and_a_number_of_ranks_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are torchrun's, and others may use the names."""
+    """Other programs may use the names of these variables."""
     case: Any = None
     for text in ("9" * 5000, "many", ""):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", text)

@@ -1,4 +1,4 @@
-"""Names and texts of files reach the terminal as text: no escape codes, no markup, nothing that cannot be written."""
+"""Names from files are printed as text: without escape codes, markup or characters that cannot be printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank that is told to end says and does, whatever its main thread is at."""
+"""A rank that gets a signal says why it ends, whatever its main thread is doing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .launch import run_processes
 
 
 class Signs:
-    """Those of rank 1."""
+    """The signs of rank 1."""
 
     rank, doing = 1, "in step 7"
 
@@ -46,7 +46,7 @@ def told(number: int) -> None:
 
 
 def hang() -> None:
-    """As a rank does that waits inside of torch for a message that never comes."""
+    """Wait like a rank inside of torch whose message never comes."""
     threading.Thread(target=time.sleep, args=(HANG,)).start()
     while True:
         time.sleep(HANG)
@@ -77,7 +77,7 @@ def ended(act: Callable[[], Any], tmp_path: Path) -> tuple[int | None, str]:
 
 
 def after(error: Exception, news: str = "") -> Callable[[], None]:
-    """A signal comes when the main thread has left its work with an error, which it has not written yet."""
+    """A signal comes after the main thread has raised an error, and before it has written it."""
 
     def act() -> None:
         try:
@@ -101,7 +101,7 @@ def stuck(*signals: int, news: str = "") -> Callable[[], None]:
 
 
 def stuck_in_a_loop(number: int, grace: float, news: str = "", *, again: bool = False) -> Callable[[], None]:
-    """The signal comes once, or again and again: a second one is ignored that comes too soon after the first."""
+    """The signal comes once, or several times: a second one that comes too soon after the first is ignored."""
 
     def act() -> None:
         with ends_on_sigterm(Signs(news)), stoppable(alone(), grace):  # type: ignore[arg-type]

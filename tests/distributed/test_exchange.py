@@ -1,4 +1,4 @@
-"""What processes tell one another over gloo: of any length, and a refusal in place of what cannot be sent."""
+"""Processes exchange values of any length over gloo, and a refusal in place of a value that cannot be sent."""
 
 from pathlib import Path
 from typing import Any

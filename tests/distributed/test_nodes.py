@@ -20,7 +20,7 @@ pytestmark = needs_nodes
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cluster's topology: tune calibrates what it is not told."""
+    """The cluster's topology, which tune calibrates."""
     folder = tmp_path_factory.mktemp("nodes")
     options = ("--budget", "1", "--limit", "5", "-o", str(folder / "here.json"))
     with quick_calibration():

@@ -1,4 +1,4 @@
-"""Weights that a model cannot have are refused, each with one sentence that names the tensor."""
+"""Weights that a model's types cannot represent are refused, with one sentence that names the tensor."""
 
 from __future__ import annotations
 

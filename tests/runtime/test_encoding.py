@@ -1,4 +1,5 @@
-"""What ranks tell one another arrives as it was sent, and what cannot be sent or read ends in one sentence on all."""
+"""Values that ranks exchange arrive as they were sent. A value that cannot be sent or read raises one error on all
+ranks."""
 
 import math
 import pickle
@@ -173,7 +174,7 @@ def test_hostile_json_is_refused(header: bytes) -> None:
 
 
 def test_lengths_are_under_the_checksum() -> None:
-    """The JSON ends elsewhere, the whole has the same length: nothing else would tell."""
+    """The JSON ends elsewhere while the message has the same length: only the checksum shows that."""
     kind, header, body, checksum = encoding._START.unpack_from(MESSAGE)
     start = encoding._START.pack(kind, header + 1, body - 1, checksum)
     with pytest.raises(RankError, match="checksum is wrong"):

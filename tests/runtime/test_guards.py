@@ -1,4 +1,4 @@
-"""What loops written for one device do by habit: it works as it does there, or it raises one clear error."""
+"""Habits from loops that were written for one device: they work as there, or raise one clear error."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_an_optimizer_does_not_step_on_gradients_that_are_not_summed() -> None:
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("split", ["sample", "channel"])
 def test_samples_of_each_ranks_own_are_refused_where_ranks_read_the_same(split: str, whole: bool) -> None:
-    """As a DistributedSampler gives them. Under data parallelism its samples are right as slices."""
+    """A DistributedSampler does this. Under data parallelism its samples are right, as slices."""
     topology = ss.Topology.parse("cpu:1x2")
     strategy = ss.baselines.data_parallel(captured("mlp"), topology)
     strategy = strategy.replace({"first": ss.Configuration({split: 2}, (0, 1))})

@@ -1,4 +1,4 @@
-"""Which network interface ranks use, and that what they open listens there alone."""
+"""Ranks use the right network interface, and listen on it only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUTES |= {"10.0.0.9": (OTHER, OWN), "ownname": (ALIAS, LOOPBACK), "othername": 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with two interfaces that have an address, and an environment that says nothing."""
+    """A machine with two interfaces that have an address, and an environment without torchrun's variables."""
     known: dict[str, list[interfaces.Address]] = {"lo": [LOOPBACK], "eth0": [OWN], "down0": []}
     monkeypatch.setattr(interfaces, "interfaces", lambda: known)
     monkeypatch.setattr(interfaces, "_routes", lambda host: [ROUTES[host]] if host in ROUTES else [])
@@ -101,7 +101,7 @@ with joined("") as (transport, _):
 
 
 def test_ranks_of_one_machine_listen_on_loopback_alone(tmp_path: Path) -> None:
-    """And rank 0's store, which torch would have listen everywhere."""
+    """So does rank 0's store; torch's own store would listen on all interfaces."""
     (tmp_path / "ranks.py").write_text(LISTENING)
     command = [sys.executable, "-m", "soapstone", "ranks", "2", "--", sys.executable, str(tmp_path / "ranks.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

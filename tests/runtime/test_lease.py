@@ -1,4 +1,4 @@
-"""Who a folder of checkpoints belongs to, and for how long."""
+"""The run that a folder of checkpoints belongs to, and for how long."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def living() -> Iterator[Process]:
 
 
 def left_by(process: Process, folder: Path, launchers: tuple[Process, ...] = (), ended: bool = False) -> Owner:
-    """What another run has written to a folder."""
+    """The lease of another run."""
     owner = Owner("1a2b3c4d", "its own", "node7", process, "2026-01-02 03:04:05 UTC", "job 5", launchers, ended)
     folder.mkdir(exist_ok=True)
     (folder / NAME).write_text(json.dumps(encode(owner)))
