@@ -281,7 +281,9 @@ def test_averages_of_a_plain_model_that_nobody_loaded_are_refused() -> None:
     def act(parallel: Parallel, work: ss.Workload) -> None:
         average = swa_utils.AveragedModel(work.model)
         for averaged in (average.update_parameters, lambda model: swa_utils.update_bn([], model)):
-            with pytest.raises(ss.SoapstoneError, match=r"not have the trained weights.*load_state_dict\(parallel.state_dict"):
+            with pytest.raises(
+                ss.SoapstoneError, match=r"not have the trained weights.*load_state_dict\(parallel.state_dict"
+            ):
                 averaged(work.model)
         work.model.load_state_dict(parallel.state_dict())
         average.update_parameters(work.model)
