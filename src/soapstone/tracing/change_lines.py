@@ -1,4 +1,4 @@
-"""The line of the user's that changes a place, found by running line by line and looking there after each."""
+"""Finds the line of the user's code that changes a place: runs line by line, and looks at the place after each."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ OUTSIDE = "compute it outside of the model, and pass it as an input"
 
 
 def changing(change: Change, line: Line | None) -> str:
-    """The sentence about what every call changes."""
+    """The message about state that every call changes."""
     if isinstance(change.now, torch.Tensor):
         return f"the model sets {described(change.path)} anew in its forward{_at(line)}; keep such state outside"
     return (
         f"the model changes {described(change.path)} in its forward{_at(line)}, but a captured graph would always "
-        f"compute with what it was at the capture; {OUTSIDE}"
+        f"use its value at the capture; {OUTSIDE}"
     )
 
 
 def settling(change: Change, line: Line | None) -> str:
-    """The sentence about what the first call changes, and the next ones compute something else for."""
+    """The message about state that the first call sets, if later calls compute something else because of it."""
     return (
-        f"the model sets {described(change.path)} in its first forward{_at(line)} and computes something else in the "
-        "next ones, but a captured graph would always do what the first does; set it before the capture"
+        f"the model sets {described(change.path)} in its first forward{_at(line)} and computes something else in later "
+        "ones, but a captured graph would always compute what the first does; set it before the capture"
     )
 
 
@@ -40,12 +40,13 @@ def _at(line: Line | None) -> str:
 
 
 def line_that_changes(change: Change, run: Callable[[], object]) -> Line | None:
-    """Run and return the first line after which the place is another; None where nothing of the user's changes it."""
+    """Call `run`, and return the first line of the user's code after which the place has changed; None if there is
+    none."""
     finder, before = _Finder(change), sys.gettrace()
     sys.settrace(finder.enter)
     try:
         run()
-    except Exception:  # a second run may fail where the first did not; the line may be known by then
+    except Exception:  # a second run may fail although the first did not; the line may be known by then
         pass
     finally:
         sys.settrace(before)
@@ -55,7 +56,7 @@ def line_that_changes(change: Change, run: Callable[[], object]) -> Line | None:
 class _Finder:
     def __init__(self, change: Change) -> None:
         self._change, self._before = change, change.shallow()
-        self._at: tuple[FrameType, int] | None = None  # the line that runs
+        self._at: tuple[FrameType, int] | None = None  # the line that is being executed
         self.line: Line | None = None
 
     def enter(self, frame: FrameType, event: str, arg: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Clocks that a forward reads, and the same forward at another time."""
+"""The clocks that a forward may read, and a way to run it at another time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ CLOCKS = frozenset(getattr(time, name) for name in _NAMES) | {
 
 @contextmanager
 def at_another_time(spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """Inside, clocks that these modules have as globals go wrong by the same time; others' clocks stay right."""
+    """Inside the context, all clocks that these modules have as globals are shifted by the same time. The clocks of
+    other modules stay right."""
     right = []
     try:
         for space in {id(space): space for space in spaces}.values():

@@ -57,7 +57,7 @@ GRAD_REGION, AUTOCAST_REGION = "wrap_with_set_grad_enabled", REGION
 
 @dataclass
 class _Found:
-    """What a call of the model showed of its Python code and state."""
+    """What was observed in a call of the model: its Python code, and the state that it changed."""
 
     changes: list[Change] = field(default_factory=list)
     observer: Observer | None = None
@@ -190,7 +190,7 @@ def _distinct(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 
 class Export(NamedTuple):
-    """A workload's program, whether it picks rows by a mask, and what Python values it has read."""
+    """A workload's program, whether it picks rows by a mask, and the Python values that it has read."""
 
     program: torch.export.ExportedProgram
     picks: bool
@@ -198,8 +198,8 @@ class Export(NamedTuple):
 
 
 def export(work: Workload, autocast: Autocast | None, some: bool = True) -> Export:
-    """Export a workload, as if all masks that pick rows pick `some`, or as if they pick none. Raises CaptureError where
-    torch.export rejects it, or where a second call would not compute what the first does."""
+    """Export a workload, as if all masks that pick rows pick `some`, or as if they pick none. Raises CaptureError if
+    torch.export rejects it, or if a second call would not compute the same as the first."""
     own, picks = device_type(work), Picks(some)
     try:
         with _EXPORTING, warnings.catch_warnings(), ExitStack() as stack:
@@ -270,8 +270,8 @@ def _export(training: _Training, again: bool = False) -> torch.export.ExportedPr
 
 
 def _settles(training: _Training, program: torch.export.ExportedProgram) -> bool:
-    """Whether the first call only set plain values of the model, and another call with these sets them again and
-    computes the same: one more export of one call tells, which is cheaper than one of two."""
+    """Whether the first call only set plain values of the model, and another call with these values sets them again and
+    computes the same. This takes one more export of one call, which is cheaper than an export of two calls."""
     found, work = training.found[0], training.work[0]
     if found.clock is not None or not all(change.is_plain for change in found.changes):
         return False
@@ -290,8 +290,8 @@ def _values(changes: list[Change]) -> dict[str, Any]:
 
 
 def _check_repeats(training: _Training, program: torch.export.ExportedProgram | None = None) -> None:
-    """Raise CaptureError where the first call changed Python state, or read a clock, and the second call changes it
-    again or computes something else."""
+    """Raise CaptureError if the first call changed Python state, or read a clock, and the second call changes it again
+    or computes something else."""
     found, work = training.found[0], training.work[0]
     if not found.changes and found.clock is None:
         return

@@ -1,7 +1,7 @@
-"""Plain Python values that a forward reads: numbers, flags and texts, which are frozen in its graph.
+"""Plain Python values that a forward reads: numbers, flags and strings, which are constants in its graph.
 
-A graph has them by path (`graph.frozen`), also one from a file or from the cache. A step compares them with those of
-the model at hand: plain PyTorch would heed one that a user changes, and a graph cannot.
+`graph.frozen` has them by path, and they are saved and cached with the graph. Each step compares them with the values
+in the model: if a user changes one, plain PyTorch would use the new value, and a graph cannot.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _VARIABLE = "the environment variable {!r}"
 _TRAINS = "requires_grad of {!r}"
 _NAMED = re.compile(r"the (?:global '(?P<name>\w+)' of (?P<module>.+)|environment variable '(?P<variable>.+)')")
 _ANEW = (
-    "but was {!r} when the model was captured, which its graph goes on with; set it back, or capture and parallelize "
+    "but was {!r} when the model was captured, and its graph still uses that; set it back, or capture and parallelize "
     "anew"
 )
 
 
 def values_read(observer: Observer, work: Workload) -> dict[str, Scalar]:
-    """By path, the plain values that code which ran mentions, and which parameters are trained."""
+    """By path, the plain values that the observed code mentions, and the `requires_grad` of each parameter."""
     entries = observer.before.entries
     values: dict[str, Scalar] = {
         path: value
@@ -56,19 +56,19 @@ def _is_read(observer: Observer, entries: Mapping[str, tuple[Any, ...]], path: s
     if key == "training":
         owner = type(entries.get(path.rpartition(".")[0], (None,) * 4)[3])
         if owner.__module__.startswith("torch.nn.") and "training" not in owner.forward.__code__.co_names:
-            return False  # the same in train and eval mode
+            return False  # this layer computes the same in train and eval mode
     name = key if isinstance(key, str) else path.partition("[")[0].rpartition(".")[2]
     return name in observer.names
 
 
 def _is_loaded(observer: Observer, space: Any, name: Any) -> bool:
-    """Whether code reads a global: by itself if it is the code's own, by name if it is another module's."""
+    """Whether observed code of a module reads its global `name`. True for modules of which no code was observed."""
     codes = [code for code, known in observer.codes.items() if known is space]
     return not codes or any(name in loaded_globals(code) for code in codes)
 
 
 class FrozenValues:
-    """Those of a workload and its graph. Raises CaptureError if they are not what they were at the capture already."""
+    """The frozen values of a graph, and their places in a workload's model. Raises CaptureError if a value differs."""
 
     def __init__(self, work: Workload, values: Mapping[str, Any]) -> None:
         entries = Snapshot(own_roots(work)).entries if values else {}
@@ -83,12 +83,13 @@ class FrozenValues:
         self.check()
 
     def check(self, *, mode: bool = True) -> None:
-        """Raise CaptureError for a value that has changed since; without `mode`, none of train and eval mode."""
+        """Raise CaptureError if a value has changed since; `mode=False` leaves out the train and eval mode of
+        layers."""
         (self._all if mode else self._but_mode).check()
 
 
 def _named(path: str) -> tuple[Any, Any] | None:
-    """The holder and key of a global or a variable of the environment; None for other paths, and for modules that this
+    """The holder and key of a global or an environment variable; None for other paths, and for modules that this
     process has not loaded."""
     match = _NAMED.fullmatch(path)
     if match is None:
@@ -100,7 +101,7 @@ def _named(path: str) -> tuple[Any, Any] | None:
 
 
 class _Values:
-    """Places with the values that they should have. A check reads them in C, and takes some 50 ns for each."""
+    """Places with the values that they should have. A check reads them in C, since each step makes one."""
 
     def __init__(self, places: list[tuple[Place, Scalar]]) -> None:
         self._places = places
@@ -119,7 +120,7 @@ class _Values:
         try:
             if all([read() == values for read, values in self._reads]):  # noqa: C419  faster
                 return
-        except (LookupError, ValueError, AttributeError, RuntimeError):  # something is gone, or a tensor now
+        except (LookupError, ValueError, AttributeError, RuntimeError):  # a place is gone, or has a tensor
             pass
         for (path, holder, key), value in self._places:
             now = os.environ.get(key) if holder is os.environ else held(holder, key)

@@ -1,7 +1,7 @@
-"""Which Python code runs in a forward, seen through sys.setprofile, which is off while torch itself works.
+"""Observes which Python code runs in a forward, through sys.setprofile, which is off inside torch.
 
-When a function starts for the first time, the globals and classes that it mentions join what is compared before and
-after, as they are then: nobody can have changed them yet who has not started.
+When a function starts for the first time, the globals and classes that it mentions are added to the state that is
+compared before and after the call. That is early enough: no function has changed them before it starts.
 
 Globals are looked at in the user's own files and in packages that the model's classes or the loss come from. State of
 other installed packages may change for reasons of their own: counters, caches, warnings given once. The interpreter may
@@ -35,7 +35,7 @@ _OURS = __name__.rpartition(".")[0]
 
 
 def own_roots(work: Workload) -> Roots:
-    """The model, its classes, the loss, and what is given to them."""
+    """The model, its classes, the loss, and the example batch."""
     roots = Roots()
     roots.add("", work, "model")
     for cls in {type(module): None for module in work.model.modules()}:
@@ -47,15 +47,15 @@ def own_roots(work: Workload) -> Roots:
 
 
 def add_class(roots: Roots, cls: type) -> list[Place | None]:
-    """The attributes of a class and of those that it inherits from; the new ones."""
+    """Add the attributes of a class and of its bases, and return the places that were not known yet."""
     bases = (base for base in cls.__mro__ if base is not nn.Module and not is_foreign(base.__module__))
     return [roots.add(base.__qualname__, base, ...) for base in bases]
 
 
 class Observer(TorchFunctionMode):
-    """Around one call or several. Knows the `names` that the code mentions which ran, the first line that read a clock,
-    and the variables of the environment that it `reads`; and the places of state in `roots`, with what was there
-    `before`."""
+    """A context around one call or several. It records the `names` that the executed code mentions, the first line that
+    read a clock, the environment variables that the code `reads`, and the places of state in `roots`, with a snapshot
+    from `before`."""
 
     def __init__(self, work: Workload) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Observer(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         self._noting.enter_context(noted_variables(self.reads))
         self._previous = sys.getprofile()
-        if self._previous is None:  # a profiler keeps its place, and then globals are not seen
+        if self._previous is None:  # another profiler stays active, and then globals are not observed
             sys.setprofile(self._event)
         return self
 

@@ -1,8 +1,9 @@
-"""The Python state that a forward can reach, as it is at one moment: compared with that of another, and put back.
+"""Takes snapshots of the Python state that a forward can reach, compares two of them, and restores one.
 
-A snapshot maps paths ("layers.0.count", "seen[2]") to tokens, which are equal while the value there is: the value of a
-number or text, the identity of a tensor, the type and length of a container, whose items have paths of their own. Plain
-objects are looked into as modules are; objects of torch's and of the standard library's are not, but for those below.
+A snapshot maps paths ("layers.0.count", "seen[2]") to tokens, which change if the value there does: the value of a
+number or string, the identity of a tensor, the type and length of a container, whose items have paths of their own. The
+attributes of plain objects are followed as those of modules are. Objects of torch and of the standard library are not
+followed, except for those below.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ Place = tuple[str, Any, Any]
 
 
 def is_foreign(module: object) -> bool:
-    """Whether a module, by its name, is torch's, numpy's or the standard library's."""
+    """Whether the name of a module is that of a module in torch, numpy or the standard library."""
     return not isinstance(module, str) or module.partition(".")[0] in _FOREIGN
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A place whose value changed: `holder[key]`, or the contents of `value`, which is what was there before."""
+    """A place whose value changed: `holder[key]`, or the contents of `value`, the value before the change."""
 
     path: str
     holder: Any
@@ -51,17 +52,17 @@ class Change:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there were and are plain values, in a namespace of the model's."""
+        """Whether the value before and the value now are plain, in a namespace of the model."""
         are_plain = type(self.value) in SCALARS and type(self.now) in SCALARS
         return are_plain and isinstance(self.holder, dict) and self.path.startswith(".")
 
     def repeat(self, snapshot: Snapshot) -> None:
-        """Make the same change in the state that a snapshot was taken of."""
+        """Make the same change at the places of another snapshot."""
         _, holder, key, _ = snapshot.entries[self.path]
         put(holder, key, self.now)
 
     def shallow(self) -> tuple[object, ...]:
-        """What is there now; compare it by `same`."""
+        """The present value and its items, to be compared by `same`."""
         found = held(self.holder, self.key)
         inside: tuple[object, ...] = ()
         if found is self.value:
@@ -70,15 +71,15 @@ class Change:
 
 
 class Roots:
-    """Where to look: (path, holder, key), in order. What is there is `held(holder, key)`; a class whose key is ... has
-    all of its attributes there."""
+    """The places that a snapshot starts from, in order: (path, holder, key). The value there is `held(holder, key)`; if
+    the key is ..., the holder is a class, and all of its attributes are meant."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
         self._known: set[tuple[int, Key]] = set()
 
     def add(self, path: str, holder: Any, key: Any) -> Place | None:
-        """The place, if it is a new one."""
+        """Add a place, and return it if it was not known yet."""
         if (id(holder), key) in self._known:
             return None
         self._known.add((id(holder), key))
@@ -87,7 +88,7 @@ class Roots:
 
 
 class Snapshot:
-    """The state at the places of some roots; more may be added while nothing there has changed yet."""
+    """The state that is reachable from some roots. More places may be added as long as nothing there has changed."""
 
     def __init__(self, roots: Roots, copies: bool = False) -> None:
         self._copies = copies  # of the numbers in small tensors that are neither parameters nor buffers
@@ -108,7 +109,7 @@ class Snapshot:
         self._visit(path, value, holder, key)
 
     def changes(self, later: Snapshot) -> list[Change]:
-        """The places that differ in a later snapshot, parents before what they hold."""
+        """The places that differ in a later snapshot, each before the places inside it."""
         found = []
         nothing: tuple[Token, Any, Any, Any] = ((ABSENT,), None, None, ABSENT)
         for path in (*self.entries, *(path for path in later.entries if path not in self.entries)):
@@ -119,7 +120,7 @@ class Snapshot:
         return found
 
     def restore(self) -> None:
-        """Put everything back in place."""
+        """Restore the values of this snapshot."""
         for undo in reversed(self._undo):
             undo()
         for cache, misses in self.caches.values():  # what was kept since may be tensors of the export's
@@ -233,12 +234,12 @@ class Snapshot:
 
 
 def described(path: str) -> str:
-    """'layers.0.count' for a place in the model; other places have a name as it is."""
+    """The name of a place in a message: 'layers.0.count' in the model; other paths are names already."""
     return repr(path.lstrip(".")) if path.startswith(".") else path
 
 
 def held(holder: Any, key: Any) -> Any:
-    """What is at a place, ABSENT if there is nothing."""
+    """The value at a place, or ABSENT."""
     try:
         if isinstance(holder, CellType):
             return holder.cell_contents
@@ -252,7 +253,7 @@ def held(holder: Any, key: Any) -> Any:
 
 
 def put(holder: Any, key: Any, value: Any) -> None:
-    """Put a value at a place of a namespace, a class or a cell, unless it is there."""
+    """Set the value at a place of a namespace, a class or a cell, unless it is there already."""
     if held(holder, key) is value:
         return
     if isinstance(holder, CellType):
@@ -296,7 +297,7 @@ def _items(value: Any) -> tuple[object, ...]:
 
 
 def _undone(holder: Any) -> Callable[[], None]:
-    """What puts a container's items back."""
+    """A function that restores a container's items."""
     if isinstance(holder, dict):
         return functools.partial(_refill, holder, dict(dict.items(holder)))
     items = tuple(holder)
@@ -322,7 +323,7 @@ def same(before: tuple[object, ...], after: tuple[object, ...]) -> bool:
 
 
 def _state_of(value: Any, undo: list[Callable[[], None]]) -> Token | None:
-    """What random generators, arrays and iterators hold; None for anything else."""
+    """The inner state of random generators, arrays and iterators; None for anything else."""
     if isinstance(value, random.Random):
         state = value.getstate()
         undo.append(lambda: value.setstate(state))
@@ -354,7 +355,7 @@ def _state_of(value: Any, undo: list[Callable[[], None]]) -> Token | None:
 
 
 def _counts(value: GeneratorType[Any, Any, Any]) -> Iterator[object]:
-    """The plain variables of a generator."""
+    """The local variables of a generator that are plain values."""
     for name, local in (value.gi_frame.f_locals if value.gi_frame else {}).items():
         if type(local) in SCALARS:
             yield name, local

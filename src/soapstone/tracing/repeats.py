@@ -1,4 +1,4 @@
-"""Whether a second call of a model computes what the first did: compared in one exported graph that holds both.
+"""Compares two calls of a model in one exported graph: does the second compute the same as the first?
 
 Each call of an op has a meaning: the op, its arguments, and what they mean in turn. Writes in place change the meaning
 of whatever lies in the same memory.
@@ -23,20 +23,20 @@ _MARK = "soapstone call"
 
 @contextmanager
 def marked_call(number: int) -> Iterator[None]:
-    """Annotate what is exported inside as of this call."""
+    """Annotate the nodes that are exported inside the context with the number of this call."""
     with annotate({_MARK: number}):
         yield
 
 
 def repeats(program: ExportedProgram, num_inputs: int) -> bool:
-    """Whether two losses mean the same, each of as many inputs of its own, and nothing that depends on an input, a
-    parameter or a random number is kept from the first call for the second."""
+    """Whether two losses mean the same, each of the same number of inputs of its own. Also, the second call must not
+    use a value of the first that depends on an input, a parameter or a random number."""
     first, second = _Meanings(program, num_inputs).of_losses()[-2:]
     return bool(first == second)
 
 
 def same_loss(one: ExportedProgram, other: ExportedProgram, num_inputs: int) -> bool:
-    """Whether the losses of two programs of one call each mean the same."""
+    """Whether the losses of two programs, each of one call, mean the same."""
     first, second = (_Meanings(program, num_inputs).of_losses()[-1] for program in (one, other))
     return bool(first == second)
 
@@ -45,7 +45,7 @@ class _Meanings:
     def __init__(self, program: ExportedProgram, num_inputs: int) -> None:
         self._module = program.graph_module
         self._meaning: dict[fx.Node, object] = {}
-        self._varies: set[fx.Node] = set()  # what depends on an input, a parameter or a random number
+        self._varies: set[fx.Node] = set()  # nodes that depend on an input, a parameter or a random number
         self._own: dict[fx.Node, int] = {}  # of those, the call that computed it
         self._written: dict[int, object] = {}  # by storage
         self._buffers: set[int] = set()
