@@ -33,7 +33,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Measured:
-    """All numbers, and what they are of."""
+    """All numbers, with the selection of pairs, nodes and groups that they were measured on."""
 
     selection: Selection
     numbers: Numbers

@@ -23,8 +23,8 @@ Groups = dict[tuple[int, int], list[tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Selection:
-    """What is measured: which pairs and nodes stand for which others; the groups that sum, by their number of nodes and
-    of ranks on each; and what talks at once inside nodes, by node."""
+    """What to measure: the pairs and nodes that stand for others, the groups for all-reduces by their number of nodes
+    and of ranks on each, and the messages inside each node that are sent at once."""
 
     seats: Seats
     pairs: Representatives[Pair]
