@@ -71,6 +71,7 @@ class ParallelTrainer(Trainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         if num_items_in_batch is None:
             num_items_in_batch = torch.tensor(1 / self.current_gradient_accumulation_steps)
+        self.model.train()  # evaluation has left it in the other mode, which a step refuses
         loss: torch.Tensor = self.parallel.step(dict(inputs), num_items_in_batch, sync=self.accelerator.sync_gradients)
         return loss
 
