@@ -64,7 +64,7 @@ class Run:
             raise SoapstoneError(f"--seed {self.seed} has more than 64 bits; use a smaller one")
         if self.save is None and (self.resume or self.every is not None):
             raise SoapstoneError("--resume and --every need the folder of the checkpoints; add --save FOLDER")
-        if (self.convert or self.last_good) and not self.resume and (self.last_good or self.source is None):
+        if not self.resume and (self.last_good or (self.convert and self.source is None)):
             raise SoapstoneError("--convert and --last-good say how to load a checkpoint; add --resume")
         if self.weights is not None and self.source is not None:
             raise SoapstoneError("--weights and --from both give the initial weights; leave one out")
