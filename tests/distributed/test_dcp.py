@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict import (
@@ -24,6 +23,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -96,7 +97,7 @@ class Script:
     def __init__(self, kind: str, optimizer: str, number: int, seed: int = 0) -> None:
         self.model: nn.Module = model(seed)
         if kind == "fsdp":
-            for layer in self.model.layers:  # type: ignore[union-attr]
+            for layer in self.model.layers:
                 fully_shard(layer)
             fully_shard(self.model)
         if kind == "ddp":
@@ -124,7 +125,7 @@ class Script:
     def save(self, folder: Path, layout: str = "nested") -> None:
         state, kept = get_state_dict(self.model, self.optimizer)
         flat = StateDictOptions(flatten_optimizer_state_dict=True)
-        saved: dict[str, Any] = {
+        layouts: dict[str, Callable[[], dict[str, Any]]] = {
             "nested": lambda: {"model": state, "optim": kept, "step": STEPS},
             "app": lambda: {"app": {"model": state, "optim": kept}},
             "titan": lambda: {
@@ -133,15 +134,15 @@ class Script:
                 "train_state": {"step": torch.tensor(STEPS)},
             },
             "raw": lambda: {"model": self.model.state_dict(), "optim": self.optimizer.state_dict()},
-        }[layout]()
-        dcp.save(saved, checkpoint_id=folder, no_dist=self.is_alone)
+        }
+        save(layouts[layout](), checkpoint_id=folder, no_dist=self.is_alone)
 
     def load(self, folder: Path) -> int:
         state, kept = get_state_dict(self.model, self.optimizer)
-        saved = {"model": state, "optim": kept, "step": -1}
-        dcp.load(saved, checkpoint_id=folder, no_dist=self.is_alone)
-        set_state_dict(self.model, self.optimizer, model_state_dict=state, optim_state_dict=saved["optim"])  # type: ignore[arg-type]
-        return int(saved["step"])  # type: ignore[call-overload]
+        saved: dict[str, Any] = {"model": state, "optim": kept, "step": -1}
+        load(saved, checkpoint_id=folder, no_dist=self.is_alone)
+        set_state_dict(self.model, self.optimizer, model_state_dict=state, optim_state_dict=saved["optim"])
+        return int(saved["step"])
 
 
 def workload() -> ss.Workload:
@@ -251,7 +252,7 @@ def test_a_plain_scripts_numbered_optimizer_is_refused_and_its_weights_are_read(
 def test_the_model_of_a_module_in_ddp_is_found(tmp_path: Path) -> None:
     script = Script("plain", "adamw", 1)
     state = {f"module.{name}": values for name, values in script.model.state_dict().items()}
-    dcp.save({"net": state, "rng": torch.get_rng_state()}, checkpoint_id=tmp_path / "ddp", no_dist=True)
+    save({"net": state, "rng": torch.get_rng_state()}, checkpoint_id=tmp_path / "ddp", no_dist=True)
     assert alone(tmp_path / "ddp", None) == (0, close(script.losses(1)))
 
 
@@ -304,8 +305,8 @@ def overlap(metadata: Metadata) -> None:
     metadata.storage_data[index] = metadata.storage_data[MetadataIndex("model.embed.weight", torch.Size([0, 0]))]
 
 
-def without(key: str) -> Callable[[Metadata], None]:
-    return lambda metadata: metadata.state_dict_metadata.pop(key) and None
+def without(key: str) -> Callable[[Metadata], Any]:
+    return lambda metadata: metadata.state_dict_metadata.pop(key)
 
 
 def moved(metadata: Metadata) -> None:
@@ -350,7 +351,7 @@ def extra(metadata: Metadata) -> None:
     ],
 )
 def test_damaged_metadata_is_refused_in_a_sentence(
-    damage: Callable[[Metadata], None], sentence: str, saved: tuple[Path, list[float]], tmp_path: Path,
+    damage: Callable[[Metadata], Any], sentence: str, saved: tuple[Path, list[float]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
