@@ -105,3 +105,10 @@ def test_ranks_speaks_to_machines(soapstone: Soapstone, monkeypatch: pytest.Monk
     monkeypatch.setattr("soapstone.runtime.sharing.run_ranks", lambda _, environments: [0 for _ in environments])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert json.loads(soapstone("ranks", "2", "--json", "--", "true").out) == {"statuses": [0, 0]}
+
+
+@pytest.mark.parametrize("shape", ["0", "2x", "2x2x2", "9999x9999", "513", "300x2"])
+def test_ranks_that_no_machine_can_run_are_refused(shape: str, soapstone: Soapstone) -> None:
+    done = soapstone("ranks", shape, "--", "true")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "NODESxRANKS" in done.err or "512 or fewer" in done.err

@@ -18,6 +18,7 @@ from ..errors import SoapstoneError
 from ..files import shortened
 from .common import print_json
 
+MOST_RANKS = 512  # each is a process
 Shape = Annotated[
     str, typer.Argument(metavar="RANKS|NODESxRANKS", help="How many ranks, or how many nodes and ranks on each.")
 ]
@@ -56,7 +57,10 @@ def _shape(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", text, re.ASCII)
     if not found:
         raise SoapstoneError(f"the ranks are {shortened(text)}; write their number, or NODESxRANKS such as 2x4")
-    return int(found[1] or 0), int(found[2])
+    num_nodes, per_node = int(found[1] or 0), int(found[2])
+    if max(num_nodes, 1) * per_node > MOST_RANKS:
+        raise SoapstoneError(f"{text} are more ranks than one machine can run; use {MOST_RANKS} or fewer")
+    return num_nodes, per_node
 
 
 def _run(command: list[str], num_nodes: int, per_node: int, gbit: float | None, agents: bool) -> list[int]:
