@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import soapstone as ss
+from soapstone import processes
 from soapstone.errors import LostRankError, RankError
 from soapstone.runtime.transports import alone, ending
 from soapstone.runtime.transports.ending import ends_on_sigterm
@@ -64,6 +65,7 @@ def ended(act: Callable[[], Any], tmp_path: Path) -> tuple[int | None, str]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         ending.GRACE = ending.AGAIN = 0.2
+        processes._said.clear()  # errors that other tests of this process have written
         status = act()
         sys.stderr.flush()
         os._exit(int(status or 0))
