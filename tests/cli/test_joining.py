@@ -44,6 +44,13 @@ def test_what_torchrun_sets_must_be_numbers(
     assert complaint.isprintable()
 
 
+def test_a_rank_is_below_their_number(soapstone: Soapstone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soapstone.cli.PATIENCE", 0)
+    for name, value in {"RANK": "5", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert soapstone("calibrate").complaint.startswith("RANK is 5, but WORLD_SIZE is 2")
+
+
 def test_a_restart_count_and_a_number_of_ranks_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs may use the names of these variables."""
     case: Any = None

@@ -61,8 +61,9 @@ def joined(
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise RankError(f"this needs one process for each device; start it with torchrun: {example}")
     local, here = (_number(name, default) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        _number(name, None)
+    rank, size, _ = (_number(name, None) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if rank >= size:
+        raise RankError(f"RANK is {rank}, but WORLD_SIZE is {size}, so nobody would meet it; start this with torchrun")
     use_interface(interface)
     gpus = torch.cuda.device_count()
     place = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
