@@ -30,15 +30,13 @@ class Evaluation:
     """For inputs of one shape. Shards of the training that fit are read where they are; `stale` says that some do not,
     and `load` must bring them."""
 
-    def __init__(
-        self, work: Workload, training: Executor, inputs: Sequence[torch.Tensor], frozen: FrozenValues
-    ) -> None:
-        self._training, self._frozen, transport = training, frozen, training.transport
+    def __init__(self, work: Workload, training: Executor, inputs: Sequence[torch.Tensor]) -> None:
+        self._training, transport = training, training.transport
 
         def prepare() -> Plan:
-            frozen.check(mode=False)
             example = work.filled(*(x.to(work.place) if isinstance(x, torch.Tensor) else x for x in inputs))
             graph = capture_output(example, training.graph)
+            self._frozen = FrozenValues(work, graph, lambda: capture_output(example, training.graph), mode=False)
             strategy = _like(graph, training.plan.simulation.strategy)
             simulation = simulate(graph, strategy.topology, strategy)
             return Plan(simulation, simulation.order, transport.size)
@@ -79,7 +77,7 @@ class Evaluation:
         executor, graph = self._executor, self._executor.graph
 
         def check() -> None:
-            self._frozen.check(mode=False)
+            self._frozen.check()
             self._check(inputs)
 
         agree(executor.transport, check)

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import RankError
 from ..simulator import Simulation
-from ..tracing import FrozenValues, Workload, flattened
+from ..tracing import FrozenValues, Workload, capture_again, flattened
 from .agreement import Verdict, agree, checksum
 from .batch import BatchCheck
 from .buffers import LaggingBuffers
@@ -44,7 +44,7 @@ class Parallel(Habits):
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.plan.simulation.graph
         self._check = BatchCheck(self._graph, executor.read, executor.microbatches)
-        self._frozen = FrozenValues(work, self._graph.frozen)
+        self._frozen = FrozenValues(work, self._graph, lambda: capture_again(work, self._graph))
         self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
         self._buffers = LaggingBuffers(executor.placement, executor.device, store)
         self._guarded = Guarded(work.model, store)
@@ -133,7 +133,7 @@ class Parallel(Habits):
         inputs = flattened(inputs)
         shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in inputs)
         if shapes not in self._evaluations:
-            self._evaluations[shapes] = Evaluation(self._work, self._executor, inputs, self._frozen)
+            self._evaluations[shapes] = Evaluation(self._work, self._executor, inputs)
         self._buffers.catch_up(self._transport)
         evaluation = self._evaluations[shapes]
         if evaluation.stale:

@@ -17,7 +17,7 @@ from .precision import Autocast, device_type
 from .read import trace
 from .workload import Workload, flattened
 
-__all__ = ["FrozenValues", "Workload", "capture", "capture_output", "flattened"]
+__all__ = ["FrozenValues", "Workload", "capture", "capture_again", "capture_output", "flattened"]
 
 
 def capture(
@@ -51,6 +51,18 @@ def capture(
     with torch.enable_grad():
         found = trace(work.off_meta(), chunk, batch_norm, autocast)
     return build(found, Settings(dims, batch_norm, chunk, work.model.training, str(autocast or "")))
+
+
+def capture_again(work: Workload, like: OperatorGraph) -> OperatorGraph:
+    """The graph of a workload as it is now, with the settings of another. Raises CaptureError as `capture` does."""
+    settings = like.settings
+    return capture(
+        work,
+        batch_dim=list(settings.batch_dims),
+        batch_norm=settings.batch_norm,
+        chunk=settings.chunk,
+        amp=settings.amp,
+    )
 
 
 def capture_output(work: Workload, like: OperatorGraph) -> OperatorGraph:

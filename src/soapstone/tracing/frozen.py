@@ -15,6 +15,7 @@ from types import CellType
 from typing import Any
 
 from ..errors import CaptureError
+from ..graph import OperatorGraph
 from .observe import Observer, loaded_globals, own_roots
 from .pystate import Place, Snapshot, described, held
 from .workload import Workload
@@ -68,24 +69,38 @@ def _is_loaded(observer: Observer, space: Any, name: Any) -> bool:
 
 
 class FrozenValues:
-    """The frozen values of a graph, and their places in a workload's model. Raises CaptureError if a value differs."""
+    """The frozen values of a graph, and their places in a workload's model. `again` captures the graph anew;
+    `mode=False` leaves out the train and eval mode of layers. Raises CaptureError if a value differs and the graph
+    does, too: by its name alone, the `dtype` that forward reads may be a tensor's or a config's."""
 
-    def __init__(self, work: Workload, values: Mapping[str, Any]) -> None:
-        entries = Snapshot(own_roots(work)).entries if values else {}
+    def __init__(
+        self, work: Workload, graph: OperatorGraph, again: Callable[[], OperatorGraph], *, mode: bool = True
+    ) -> None:
+        self._graph, self._again = graph, again
+        entries = Snapshot(own_roots(work)).entries if graph.frozen else {}
         parameters = {_TRAINS.format(name): (p, "requires_grad") for name, p in work.model.named_parameters()}
         found = []
-        for path, value in values.items():
+        for path, value in graph.frozen.items():
             place = _named(path) or parameters.get(path) or (entries[path][1:3] if path in entries else None)
-            if place is not None:
+            if place is not None and (mode or place[1] != "training"):
                 found.append(((path, *place), tuple(value) if isinstance(value, list) else value))
-        self._all = _Values(found)
-        self._but_mode = _Values([(place, value) for place, value in found if place[2] != "training"])
+        self._values = _Values(found)
         self.check()
 
-    def check(self, *, mode: bool = True) -> None:
-        """Raise CaptureError if a value has changed since; `mode=False` leaves out the train and eval mode of
-        layers."""
-        (self._all if mode else self._but_mode).check()
+    def check(self) -> None:
+        """Raise CaptureError if a value has changed since, and with it the graph."""
+        difference = self._values.difference()
+        if difference is None:
+            return
+        if not self._is_the_same_graph():
+            raise CaptureError(difference)
+        self._values = self._values.now()
+
+    def _is_the_same_graph(self) -> bool:
+        try:
+            return self._again().fingerprint == self._graph.fingerprint
+        except CaptureError:
+            return False
 
 
 def _named(path: str) -> tuple[Any, Any] | None:
@@ -116,16 +131,28 @@ class _Values:
         for way, (holders, keys, values) in groups.items():
             self._reads.append((_reader(way, holders, keys), values))
 
-    def check(self) -> None:
+    def difference(self) -> str | None:
+        """What to say of the first value that differs."""
         try:
             if all([read() == values for read, values in self._reads]):  # noqa: C419  faster
-                return
+                return None
         except (LookupError, ValueError, AttributeError, RuntimeError):  # a place is gone, or has a tensor
             pass
-        for (path, holder, key), value in self._places:
-            now = os.environ.get(key) if holder is os.environ else held(holder, key)
+        for place, value in self._places:
+            now = _held(place)
             if now is not value and (not _is_plain(now) or now != value):
-                raise CaptureError(f"{described(path)} is {now!r}, {_ANEW.format(value)}")
+                return f"{described(place[0])} is {now!r}, {_ANEW.format(value)}"
+        return None
+
+    def now(self) -> _Values:
+        """The same places with what they have now; those that no longer have a plain value are left out."""
+        found = [(place, _held(place)) for place, _ in self._places]
+        return _Values([(place, value) for place, value in found if _is_plain(value)])
+
+
+def _held(place: Place) -> Any:
+    _, holder, key = place
+    return os.environ.get(key) if holder is os.environ else held(holder, key)
 
 
 def _way(holder: Any, key: Any) -> tuple[str, Any]:
