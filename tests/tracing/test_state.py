@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import random
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -399,6 +400,16 @@ def test_a_model_that_computes_with_the_time_is_refused(by: Any) -> None:
 def seeds(self: Stateful, x: torch.Tensor) -> Any:
     torch.manual_seed(0)
     return 1
+
+
+def test_another_thread_may_seed_torch_during_a_capture() -> None:
+    def forward(self: Stateful, x: torch.Tensor) -> Any:
+        thread = threading.Thread(target=lambda: torch.manual_seed(0))
+        thread.start()
+        thread.join()
+        return 1
+
+    ss.capture(Stateful(forward), (X,), loss=torch.sum)
 
 
 def test_a_model_that_seeds_torch_is_refused() -> None:

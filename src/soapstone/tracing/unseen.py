@@ -7,6 +7,7 @@ import functools
 import random
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,11 +27,12 @@ Function = torch.autograd.Function
 
 @contextmanager
 def refused_functions() -> Iterator[None]:
-    """An autograd.Function of the user's raises CaptureError."""
+    """An autograd.Function of the user's raises CaptureError in this thread."""
     known: Any = Function.apply
+    thread = threading.get_ident()
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if not cls.__module__.startswith("torch."):
+        if not cls.__module__.startswith("torch.") and threading.get_ident() == thread:
             raise CaptureError(
                 f"{cls.__qualname__} is an autograd.Function, whose backward torch.export drops ({line_here()}); write "
                 "it with torch's ops, or make it an op: torch.library.custom_op, register_fake and register_autograd"
@@ -59,14 +61,15 @@ def decided_chances() -> Iterator[None]:
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Random states of torch's, Python's and numpy's are afterwards what they were. Seeding torch inside raises
-    CaptureError: the graph would not do it."""
+    CaptureError: the graph would not do it. Other threads, such as those that load data, may seed."""
+    thread = threading.get_ident()
     numpy = sys.modules.get("numpy")
     ours, python, theirs = torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
     known = torch.manual_seed, torch.seed
 
     def refused(function: Any) -> Any:
         def seed(*args: Any) -> Any:
-            if not is_users(sys._getframe(1)):
+            if threading.get_ident() != thread or not is_users(sys._getframe(1)):
                 return function(*args)
             raise CaptureError(
                 f"the model seeds torch's random numbers in its forward ({line_here()}), which its graph would not do; "
