@@ -56,7 +56,8 @@ def load(
         agree(transport, lambda: _take(checkpoint, executor, model, optimizer))
     for name, counter in executor.store.counters.items():
         counter.fill_(index.counters[name])
-    places = [set_aside(Path(path)) for path in damaged] if transport.rank == 0 else []
+    own = damaged if transport.rank == 0 else {}
+    places = agree(transport, lambda: [set_aside(Path(path)) for path in own])
     aside = transport.exchange([str(place) for place in places])[0]
     said = tuple(f"{why}; it is {place} now" for place, why in zip(aside, damaged.values()))
     return Loaded(index.step, said)
