@@ -88,6 +88,18 @@ def calls_a_library(self: Stateful, x: torch.Tensor) -> Any:
     return LIBRARY.called()
 
 
+def reads_a_clock(*_: object) -> None:
+    time.perf_counter()
+
+
+def test_a_clock_that_a_callback_reads_is_not_read_by_forward() -> None:
+    gc.callbacks.append(reads_a_clock)
+    try:
+        assert ss.capture(Stateful(collects), (X,), loss=torch.sum).ops
+    finally:
+        gc.callbacks.remove(reads_a_clock)
+
+
 def test_a_library_that_the_model_is_not_made_of_may_keep_globals() -> None:
     assert ss.capture(Stateful(calls_a_library), (X,), loss=torch.sum).ops
     assert vars(LIBRARY)["calls"]

@@ -98,7 +98,7 @@ class Observer(TorchFunctionMode):
             if frame.f_code not in self._started:
                 self._started.add(frame.f_code)
                 self._start(frame)
-        elif event == "c_call" and self.clock is None and arg in CLOCKS and is_users(frame):
+        elif event == "c_call" and self.clock is None and arg in CLOCKS and self._reads_it(frame):
             summary = traceback.extract_stack(frame, limit=1)
             self.clock = Line(summary[0])
 
@@ -123,6 +123,9 @@ class Observer(TorchFunctionMode):
         if code.co_argcount and code.co_varnames[0] in ("self", "cls"):
             owner = frame.f_locals.get(code.co_varnames[0])
             self._class(owner if isinstance(owner, type) else type(owner))
+
+    def _reads_it(self, frame: FrameType) -> bool:
+        return is_users(frame) and not self._interrupts(frame)
 
     def _is_watched(self, space: dict[str, Any]) -> bool:
         return _package(space.get("__name__")) in self._packages or not is_installed(space.get("__file__"))
