@@ -26,6 +26,7 @@ from soapstone.errors import CaptureError
 from soapstone.runtime import ThreadTransport
 from soapstone.runtime.transports import alone
 from soapstone.tracing import FrozenValues, capture_again
+from soapstone.tracing.observe import Observer
 
 X = torch.randn(4, 3)
 CALLS, SEEN, SCALE = 0, list[int](), 2.0
@@ -94,10 +95,13 @@ def reads_a_clock(*_: object) -> None:
 
 def test_a_clock_that_a_callback_reads_is_not_read_by_forward() -> None:
     gc.callbacks.append(reads_a_clock)
+    work = ss.Workload(Stateful(collects), (X,), loss=torch.sum)
     try:
-        assert ss.capture(Stateful(collects), (X,), loss=torch.sum).ops
+        with Observer(work) as observer:
+            work.model(X)
     finally:
         gc.callbacks.remove(reads_a_clock)
+    assert observer.clock is None
 
 
 def test_a_library_that_the_model_is_not_made_of_may_keep_globals() -> None:
