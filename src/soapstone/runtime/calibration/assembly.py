@@ -149,26 +149,19 @@ def _sums(found: Measured) -> tuple[Sum, ...]:
 def _on_buses(
     devices: tuple[Device, ...], links: list[Link], found: Measured
 ) -> tuple[tuple[Link, ...], tuple[Bus, ...]]:
-    """Links inside nodes, with the buses that they share."""
+    """Links inside nodes, with the buses that they share: each device's port and each node, if measured."""
     alone = max((link.bandwidth for link in links), default=0.0)  # a lone message is not slowed
     rates = {name: float(round(max(found.numbers[name], alone))) for name in found.selection.inside}
-    return shared(devices, links, rates)
-
-
-def shared(
-    devices: tuple[Device, ...], links: list[Link], rates: dict[str, float]
-) -> tuple[tuple[Link, ...], tuple[Bus, ...]]:
-    """A bus for each device's port and for each node, if its rate was measured."""
     node = {device.name: device.node for device in devices}
-    found: dict[str, Bus] = {}
+    made: dict[str, Bus] = {}
 
     def buses(link: Link) -> list[Bus]:
         names = [(f"{end}'s port", PORT) for end in (link.source, link.target)]
         names.append((f"node {node[link.source]}", NODE))
-        return [found.setdefault(name, Bus(name, rates[of])) for name, of in names if of in rates]
+        return [made.setdefault(name, Bus(name, rates[of])) for name, of in names if of in rates]
 
     known = [replace(link, buses=tuple(bus.name for bus in buses(link))) for link in links]
-    return tuple(known), tuple(found.values())
+    return tuple(known), tuple(made.values())
 
 
 def _everyone(found: Measured) -> tuple[int, ...]:
