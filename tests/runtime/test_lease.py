@@ -205,19 +205,26 @@ def test_a_save_leaves_the_files_of_another_run_alone(living: Process, tmp_path:
 
 
 @pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("what", ["the folder", "a file"])
 def test_a_folder_that_is_removed_during_a_save_costs_that_checkpoint(
-    wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, plain = tmp_path / "saved", storage.write_tensors
     removed = threading.Event()
 
-    def removing(half: Path, *rest: Any) -> None:
-        if not removed.is_set() and rest[0] == 0:
-            removed.set()
+    def removing(half: Path, rank: int, *rest: Any) -> None:
+        if rank == 0 and what == "the folder" and not removed.is_set():
             half.parent.rename(tmp_path / "elsewhere")
-        removed.wait(HANG)
-        plain(half, *rest)
+            removed.set()
+        if rank == 1 and what == "a file" and not removed.is_set():
+            plain(half, rank, *rest)
+            (half / storage.file_of(rank)).unlink()
+            removed.set()
+        else:
+            removed.wait(HANG)
+            plain(half, rank, *rest)
 
+    monkeypatch.setattr(saving, "LAST_PATIENCE", 0.0)
     monkeypatch.setattr(saving, "write_tensors", removing)
 
     def act(parallel: Parallel, optimizer: torch.optim.Optimizer, work: ss.Workload) -> None:

@@ -384,6 +384,9 @@ def test_state_that_settles_and_changes_nothing_else_is_fine_and_left_as_it_was(
     model(X)
 
 
+PERIOD = 9901  # seconds, of which the time between the two calls that are compared is an odd multiple
+
+
 def reads_time(self: Stateful, x: torch.Tensor) -> Any:
     return time.time()
 
@@ -393,15 +396,15 @@ def reads_the_date(self: Stateful, x: torch.Tensor) -> Any:
 
 
 def branches_on_time(self: Stateful, x: torch.Tensor) -> Any:
-    return 2 if time.time() % 2 > 1 else 1
+    return 2 if time.time() // PERIOD % 2 else 1
 
 
 def branches_on_nanoseconds(self: Stateful, x: torch.Tensor) -> Any:
-    return 2 if time_ns() // 10**9 % 2 else 1
+    return 2 if time_ns() // (PERIOD * 10**9) % 2 else 1
 
 
 def branches_on_the_date(self: Stateful, x: torch.Tensor) -> Any:
-    return 2 if datetime.datetime.now().second % 2 else 1
+    return 2 if datetime.datetime.now().timestamp() // PERIOD % 2 else 1
 
 
 TIMES = [reads_time, reads_the_date, branches_on_time, branches_on_nanoseconds, branches_on_the_date]

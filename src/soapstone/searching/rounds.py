@@ -59,10 +59,12 @@ class Rounds:
                 chain.native.stop()
 
     def tell(self, phase: str, share: float) -> None:
-        """Of what comes before a round. Raises KeyboardInterrupt where there is something to give back already."""
-        if self.interrupt.happened and self.done:
+        """Of what comes before a round. After Ctrl-C nothing more is told, and KeyboardInterrupt is raised where there
+        is something to give back already."""
+        if not self.interrupt.happened:
+            self._report(phase, share)
+        elif self.done:
             raise KeyboardInterrupt
-        self._report(phase, share)
 
     def _report(self, phase: str, share: float) -> None:
         gone, own = self.part

@@ -41,7 +41,7 @@ from .tensorfile import pin_of
 
 STRATEGY = "strategy.json"  # the strategy that the checkpoint was saved under
 PATIENCE = 600.0  # seconds without a byte from any rank: a disk may take minutes to write all
-LAST_PATIENCE = 60.0  # the same, once this rank's program is over
+LAST_PATIENCE = 60.0  # the same, once this rank's program is over or all ranks have written: a file server may be late
 NO_PATIENCE = 5.0  # the same, once a rank has failed
 HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # settings of how a group computes, not of what
 _SAFETENSORS = re.compile(r".*I/O error: | \(os error \d+\)$")  # around what went wrong
@@ -57,6 +57,7 @@ class Saver:
         self._writing: Future[None] | None = None
         self._own_plan, self._plans = SavePlan([]), list[SavePlan]()
         self._cancelled, self._failed, self._half = threading.Event(), threading.Event(), Path()
+        self._written = threading.Event()  # all ranks' files: one that stays away was removed
         self._launchers: tuple[Process, ...] | None = None  # of all ranks
         self._is_whole = False  # the last checkpoint, on rank 0
         transport.at_failure(self._failed.set)
@@ -95,11 +96,12 @@ class Saver:
         self._writing = None
         try:
             agree(self._transport, lambda: None if first else _result(writing, self._half.parent))
+            self._written.set()
             agree(self._transport, lambda: _result(writing, self._half.parent))  # rank 0's, which has all files now
         except SoapstoneError:
             self._cancelled.set()
             wait([writing])
-            is_removed = self._transport.exchange(not self._is_whole and not self._half.exists())[0]
+            is_removed = self._transport.exchange(not self._is_whole and self._is_removed())[0]
             if first:
                 shutil.rmtree(self._half, ignore_errors=True)
             if not is_removed:
@@ -107,6 +109,17 @@ class Saver:
             if not before_another:
                 folder = self._half.parent
                 raise RankError(f"{folder} was removed while a checkpoint was written there; save another") from None
+
+    def _is_removed(self) -> bool:
+        """Whether the folder, or a file in it, was removed during the save."""
+        return not self._half.exists() or (self._written.is_set() and not self._has_all_files())
+
+    def _has_all_files(self) -> bool:
+        return all(path.exists() for path in self._files)
+
+    @property
+    def _files(self) -> list[Path]:
+        return [self._half / file_of(rank) for rank in range(self._transport.size)]
 
     def _described(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Holding]:
         """All that this rank could write. Rank 0 writes the elements that no rank reads."""
@@ -156,13 +169,12 @@ class Saver:
     def _finish(self, folder: Path, half: Path, index: Index, keep: int, lease: Lease) -> Callable[[], None]:
         """Complete the checkpoint once all files are there."""
         strategy: Strategy = self._executor.plan.simulation.strategy
-        files = [half / file_of(rank) for rank in range(self._transport.size)]
 
         def act() -> None:
-            if not self._wait_for(half, files):
+            if not self._wait_for_files():
                 raise RankError("the files of other ranks are missing")
             strategy.save(half / STRATEGY)
-            replace(index, files=tuple(map(pin_of, files))).write(half)
+            replace(index, files=tuple(map(pin_of, self._files))).write(half)
             for name in (half / STRATEGY, half / NAME, half):
                 sync(name)
             lease.beat()
@@ -173,13 +185,16 @@ class Saver:
 
         return act
 
-    def _wait_for(self, half: Path, files: list[Path]) -> bool:
-        """Wait for all files. False if another rank could not write, or if nothing has been written for too long."""
-        written, since = 0, time.monotonic()
-        while not all(path.exists() for path in files):
-            if (now := _bytes_in(half)) != written:
-                written, since = now, time.monotonic()
-            if self._cancelled.wait(_LOOK) or time.monotonic() > since + self._patience or not half.exists():
+    def _wait_for_files(self) -> bool:
+        """Wait for all files. False if another rank could not write, if one was removed, or if nothing has been written
+        for too long."""
+        seen, since = (0, False), time.monotonic()
+        while not self._has_all_files():
+            if (now := (_bytes_in(self._half), self._written.is_set())) != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() > since + self._patience:
+                return False
+            if self._cancelled.wait(_LOOK) or not self._half.exists():
                 return False
         return True
 
@@ -187,11 +202,13 @@ class Saver:
     def _patience(self) -> float:
         if self._failed.is_set():
             return NO_PATIENCE
-        return PATIENCE if threading.main_thread().is_alive() else LAST_PATIENCE
+        may_be_written = threading.main_thread().is_alive() and not self._written.is_set()
+        return PATIENCE if may_be_written else LAST_PATIENCE
 
     def _start(self, act: Callable[[], None]) -> None:
         """Run `act` in a thread of its own, which the program waits for before it ends."""
         self._cancelled.clear()
+        self._written.clear()
         self._writing = Future()
         threading.Thread(target=_fulfil, args=(self._writing, act), name="soapstone save").start()
 
