@@ -16,6 +16,7 @@ import soapstone as ss
 from soapstone import zoo
 from soapstone.cli import main
 from soapstone.topology import preset_names
+from tests.support.seeds import cases
 
 MODEL = """
 import torch
@@ -237,7 +238,9 @@ def test_compare_puts_the_approaches_side_by_side(
     assert found["soapstone"]["search_seconds"] > 0
 
 
-@pytest.mark.parametrize("method", ["soapstone", "paper", "optcnn", "reinforce", "exhaustive"])
+@pytest.mark.parametrize(
+    "method", cases(["soapstone", "paper", "optcnn", "reinforce", "exhaustive"], long=["exhaustive"])
+)
 def test_search_writes_what_simulate_reads(
     method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long  # test_loops.py starts a script with torchrun, too
 def test_torchrun_trains(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

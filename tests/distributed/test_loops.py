@@ -136,6 +136,7 @@ def plain_trainer(folder: Path) -> Found:
     return history(folder)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of transformers and accelerate
 def test_the_trainer_of_hugging_face_logs_what_it_does_on_one_process(tmp_path: Path) -> None:
     plain = plain_trainer(tmp_path / "plain")

@@ -61,6 +61,7 @@ def test_the_command_writes_what_it_measured_and_starts_from_it_again(tmp_path: 
         assert content["made_for"]["arguments"]["batch_norm"] == "local"
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     with started(tmp_path, *MODEL, *FAST, "--limit", "100", "-o", "s.json") as process:
         read_until(process, "Racing")

@@ -9,12 +9,14 @@ import pytest
 
 from soapstone.cli import arguments, profile
 from soapstone.runtime.calibration import meter, passes, programs
+from tests.support.seeds import cases
 
 from .blocks import FENCE, ROOT, Page, blocks_of, commands_of, smaller
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = {page: blocks_of(page.read_text(encoding="utf-8")) for page in PAGES}
 RUN = [p for p, blocks in BLOCKS.items() if any(b.language in ("python", "sh") and b.reason is None for b in blocks)]
+LONG = [ROOT / "docs" / "tuning.md"]
 NOT_RUN = [(page, block) for page, blocks in BLOCKS.items() for block in blocks if block.reason is not None]
 COMMAND = re.compile(r"^ {4}(\$ )?(\S*=\S+ )?(\.venv/\S+|soapstone|torchrun|python|make|pip|git)\b", re.MULTILINE)
 
@@ -41,7 +43,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     return tmp_path
 
 
-@pytest.mark.parametrize("page", RUN, ids=name)
+@pytest.mark.parametrize("page", cases(RUN, long=LONG), ids=name)
 def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     reader = Page(name(page))
     for block in BLOCKS[page]:

@@ -660,7 +660,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=4, phases=[Phase.explicit, Phase.generate])  # shrinking a traced model takes minutes
+@settings(max_examples=2, phases=[Phase.explicit, Phase.generate])  # shrinking a traced model takes minutes
 @given(data=st.data())
 def test_a_rule_in_parts_equals_the_whole(name: str, data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**16), "seed"))

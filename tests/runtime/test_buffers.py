@@ -149,7 +149,7 @@ def assert_trained_alike(found: State, strategy: ss.Strategy) -> None:
 
 
 @pytest.mark.parametrize("batch_norm", ["local", "global"])
-@pytest.mark.parametrize("name", [*STRATEGIES, 10, *seeds(4, 10)])
+@pytest.mark.parametrize("name", [*STRATEGIES, 10, *seeds(1, 10)])
 def test_everything_said_about_buffers_agrees(name: str | int, batch_norm: str, tmp_path: Path) -> None:
     graph, number = graph_of(batch_norm), name if isinstance(name, int) else 0
     topology = ss.Topology.parse(f"cpu:1x{2 + number % 3}")

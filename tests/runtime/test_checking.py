@@ -41,6 +41,7 @@ def dropping() -> ss.Workload:
     return ALL["cnn"].workload().to("float32")
 
 
+RARE = ["dropout", "local batch norm"]
 LONG = ["autocast by CUDA's rules", "dropout and autocast"]  # as autocast on a CPU, but for some ops
 
 CASES: dict[str, tuple[Callable[[], ss.Workload], dict[str, Any]]] = {
@@ -77,7 +78,7 @@ def test_data_parallelism_passes_in_any_type(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(1, 2))
-@pytest.mark.parametrize("name", ["bfloat16", "autocast by CUDA's rules", "dropout", "local batch norm"])
+@pytest.mark.parametrize("name", cases(["bfloat16", "autocast by CUDA's rules", *RARE], long=RARE))
 def test_random_strategies_pass_in_any_type(name: str, seed: int, tmp_path: Path) -> None:
     assert checked(name, lambda graph, topology: ss.baselines.random(graph, topology, seed=seed), tmp_path, ranks=3)
 

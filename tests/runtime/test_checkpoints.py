@@ -62,7 +62,7 @@ def captured(name: str) -> ss.OperatorGraph:
 
 
 @pytest.mark.parametrize("name", ["cnn", "gpt", "lstm", "tokened"])
-@pytest.mark.parametrize("seed", seeds(2, 8))
+@pytest.mark.parametrize("seed", seeds(1, 8))
 def test_training_goes_on_under_another_strategy(name: str, seed: int, tmp_path: Path) -> None:
     graph, shards = captured(name), ("none", "all", "optimizer")
     optimizer = ("adamw", "momentum")[seed % 2]

@@ -25,7 +25,7 @@ def test_most_models_can_be_cut() -> None:
     assert len(CUT) >= 8
 
 
-@pytest.mark.parametrize("seed", seeds(4, 40))
+@pytest.mark.parametrize("seed", seeds(1, 40))
 @pytest.mark.parametrize("name", CUT)
 def test_random_strategies_train_like_accumulated_slices(name: str, seed: int) -> None:
     graph, case, rng = captured(name), ALL[name], random.Random(f"{name} {seed}")

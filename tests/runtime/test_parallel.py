@@ -18,6 +18,7 @@ from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.locating import Difference, first_difference
 from soapstone.runtime.plan import Plan, Run
 from tests.support.models import ALL, CASES, captured
+from tests.support.seeds import seeds
 from tests.support.sharding import sharded
 from tests.support.training import optimizer_of, train_plain, train_threads
 
@@ -246,7 +247,7 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_elementwise_optimizers_train_like_one_device(
     optimizer: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

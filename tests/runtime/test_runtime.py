@@ -36,7 +36,7 @@ def train(name: str, strategy: ss.Strategy, *, strict: bool = True) -> list[Reco
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed", seeds(18, 48))
+@pytest.mark.parametrize("seed", seeds(8, 48))
 def test_a_random_strategy_trains_like_one_device(name: str, seed: int) -> None:
     topology = ss.Topology.parse(f"cpu:1x{1 + seed % 8}")
     strategy = recomputed(sharded(ss.baselines.random(captured(name), topology, seed=seed), seed), seed)
@@ -54,7 +54,7 @@ def test_sharded_data_parallelism_trains_like_one_device(name: str, shard: str) 
 
 
 @pytest.mark.parametrize("name", MORE)
-@pytest.mark.parametrize("seed", seeds(3, 7))
+@pytest.mark.parametrize("seed", seeds(1, 7))
 def test_models_of_more_families_train_like_one_device(name: str, seed: int) -> None:
     test_a_random_strategy_trains_like_one_device(name, seed)
 

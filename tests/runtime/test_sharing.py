@@ -50,9 +50,16 @@ def wait_until_gone(pid: int) -> None:
     os.close(pidfd)
 
 
-@pytest.mark.parametrize("shape", ["ranks", pytest.param("nodes", marks=needs_nodes)])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_nothing_that_ranks_started_outlives_their_launcher(shape: str, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("how", "shape"),
+    [
+        (signal.SIGKILL, "ranks"),
+        (signal.SIGINT, "ranks"),
+        pytest.param(signal.SIGKILL, "nodes", marks=needs_nodes),
+        pytest.param(signal.SIGTERM, "nodes", marks=needs_nodes),
+    ],
+)
+def test_nothing_that_ranks_started_outlives_their_launcher(how: signal.Signals, shape: str) -> None:
     with launched(shape) as (launcher, pids):
         assert len(pids) == 4
         launcher.send_signal(how)

@@ -23,7 +23,7 @@ from tests.support.chains import Launching, at_start, launches_of, with_hosts
 from tests.support.models import CASES
 from tests.support.reference import ReferenceTask, play_reference
 
-SEEDS = 16  # random strategies a model and topology
+SEEDS = 6  # random strategies a model and topology
 
 
 class Odd(nn.Module):

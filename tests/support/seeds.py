@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 
 def seeds(few: int, most: int) -> list[Any]:
@@ -13,6 +15,6 @@ def seeds(few: int, most: int) -> list[Any]:
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(few, most))]
 
 
-def cases(names: Iterable[str], *, long: Iterable[str]) -> list[Any]:
+def cases(names: Iterable[T], *, long: Iterable[T]) -> list[Any]:
     """All of them, some of them marked as long."""
     return [pytest.param(name, marks=pytest.mark.long) if name in long else name for name in names]

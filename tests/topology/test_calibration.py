@@ -199,7 +199,14 @@ def test_ranks_that_take_no_part_in_a_sum_keep_count_of_messages() -> None:
     assert found[1][1] > 0
 
 
-@pytest.mark.parametrize(("ranks_of_nodes", "agree"), [((2, 2), 1e9), ((2, 2), 0.0), ((1, 1, 1), 1e9)])
+@pytest.mark.parametrize(
+    ("ranks_of_nodes", "agree"),
+    [
+        ((2, 2), 1e9),
+        pytest.param((2, 2), 0.0, marks=pytest.mark.long),
+        pytest.param((1, 1, 1), 1e9, marks=pytest.mark.long),
+    ],
+)
 def test_ranks_on_several_nodes_are_calibrated(
     ranks_of_nodes: tuple[int, ...], agree: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ LAYERS: dict[str, Callable[[], Experts]] = {
                   one_expert_a_row, skipped_if_empty, experts_that_were_hit)
 }  # fmt: skip
 LAYERS["skipped_if_no_mask"] = partial(Experts, partial(skipped_if_empty, by_mask=True))
-OFTEN = {"where_and_index_add", "boolean_masks", "added_up", "experts_that_were_hit"}  # of each kind one
+OFTEN = {"where_and_index_add", "boolean_masks"}
 LAYERS["masks_of_two_axes"] = partial(Experts, masks_of_two_axes, flat=False)
 
 

@@ -102,8 +102,11 @@ def test_a_zoo_model_trains_like_one_device(name: str, seed: int) -> None:
         assert_same(record, reference(name))
 
 
+LONG = ["gpt2", "nmt", "vit", "rnnlm"]
+
+
 @pytest.mark.parametrize("seed", seeds(1, 8))
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "nmt", "vit", "rnnlm", "lenet"])
+@pytest.mark.parametrize("name", cases(["llama", "mixtral", "lenet", *LONG], long=LONG))
 def test_a_zoo_model_trains_in_microbatches(name: str, seed: int) -> None:
     graph, rng = captured(name), random.Random(f"{name} {seed}")
     topology, count = ss.Topology.parse(f"cpu:1x{rng.choice((2, 3, 4))}"), rng.choice(counts_of(graph))
