@@ -57,9 +57,9 @@ class Saver:
         self._writing: Future[None] | None = None
         self._own_plan, self._plans = SavePlan([]), list[SavePlan]()
         self._cancelled, self._failed, self._half = threading.Event(), threading.Event(), Path()
-        self._written = threading.Event()  # all ranks' files: one that stays away was removed
+        self._written = threading.Event()  # the other ranks' files: one that stays away was removed
         self._launchers: tuple[Process, ...] | None = None  # of all ranks
-        self._is_whole = False  # the last checkpoint, on rank 0
+        self._is_whole = self._is_lost = False  # the last checkpoint, and a file of it, on rank 0
         transport.at_failure(self._failed.set)
 
     def begin(
@@ -72,7 +72,7 @@ class Saver:
         launchers = self._launchers = launchers_of(transport) if self._launchers is None else self._launchers
         own = str(transport.exchange(uuid4().hex)[0])
         half = folder / f"{HALF}{name_of(step)}-{own}"  # no other run's
-        self._half, self._is_whole = half, False
+        self._half, self._is_whole, self._is_lost = half, False, False
         lease = agree(self._transport, lambda: _begin(folder, half, step, keep, launchers) if rank == 0 else None)
         held_here = agree(self._transport, lambda: self._described(optimizer))
         plans = self._plans_for(plan_of(held_here))
@@ -101,7 +101,7 @@ class Saver:
         except SoapstoneError:
             self._cancelled.set()
             wait([writing])
-            is_removed = self._transport.exchange(not self._is_whole and self._is_removed())[0]
+            is_removed = self._transport.exchange(self._is_lost or not (self._is_whole or self._half.exists()))[0]
             if first:
                 shutil.rmtree(self._half, ignore_errors=True)
             if not is_removed:
@@ -109,10 +109,6 @@ class Saver:
             if not before_another:
                 folder = self._half.parent
                 raise RankError(f"{folder} was removed while a checkpoint was written there; save another") from None
-
-    def _is_removed(self) -> bool:
-        """Whether the folder, or a file in it, was removed during the save."""
-        return not self._half.exists() or (self._written.is_set() and not self._has_all_files())
 
     def _has_all_files(self) -> bool:
         return all(path.exists() for path in self._files)
@@ -172,6 +168,7 @@ class Saver:
 
         def act() -> None:
             if not self._wait_for_files():
+                self._is_lost = self._written.is_set()
                 raise RankError("the files of other ranks are missing")
             strategy.save(half / STRATEGY)
             replace(index, files=tuple(map(pin_of, self._files))).write(half)
