@@ -69,6 +69,9 @@ def test_a_run_that_is_gone_makes_room_with_a_message(tmp_path: Path, capfd: pyt
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         gone = Process.of(process.pid)
     left_by(gone, tmp_path)
+    half = tmp_path / f"{HALF}step-000000005-of-a-save-that-was-killed"
+    half.mkdir()
+    (half / "rank-00000.safetensors").touch()
     assert hold(tmp_path).owner.run != "1a2b3c4d"
     assert "belonged to run 1a2b3c4d" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [NAME]

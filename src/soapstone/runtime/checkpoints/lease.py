@@ -26,6 +26,7 @@ from ...errors import RankError, SoapstoneError, printable
 from ...files import FILE_MODE, HALF, decode, encode, read_json, write_atomically
 from ...processes import RUN_ID, Process, machine, torchrun
 from ..transports import Transport
+from .folders import remove_halves
 
 NAME = f"{HALF}run.json"
 BEAT = 5.0  # seconds between two heartbeats
@@ -122,17 +123,18 @@ _beating: list[tuple[int, threading.Event]] = []  # the process whose thread wri
 
 
 def hold(folder: Path, launchers: Iterable[Process] = ()) -> Lease:
-    """Take a folder for this run, unless this run has it already. Raises RankError if a live run has it."""
+    """Take a folder for this run, unless this run has it already, and remove what incomplete saves left there. Raises
+    RankError if a live run has it."""
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     lease = _leases.get(folder)
     if lease is not None and lease.owner.process.number == os.getpid():
         lease.renew()
-        return lease
-    owner = _take(folder, _this(launchers))
-    lease = _leases[folder] = Lease(folder, owner)
-    if not _beating or _beating[0][0] != os.getpid():
-        _start_beating()
+    else:
+        lease = _leases[folder] = Lease(folder, _take(folder, _this(launchers)))
+        if not _beating or _beating[0][0] != os.getpid():
+            _start_beating()
+    remove_halves(folder)  # no live run writes them, since the folder is this run's
     return lease
 
 

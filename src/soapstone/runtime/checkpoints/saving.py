@@ -31,7 +31,7 @@ from ...strategy import Strategy
 from ..agreement import agree
 from ..execute import Executor
 from ..transports import Transport
-from .folders import latest, name_of, prune, remove_halves, saved_in
+from .folders import latest, name_of, prune, saved_in
 from .holdings import Holding, held, unread
 from .index import NAME, Index, Optimizer, places, plain_numbers
 from .lease import Lease, TakenOverError, hold, launchers_of
@@ -261,7 +261,6 @@ def _begin(folder: Path, half: Path, step: int, keep: int, launchers: tuple[Proc
                 f"{folder} has a checkpoint of step {newest.step}, and this is step {step}; go on from that one, or "
                 "name another folder"
             )
-        remove_halves(folder)  # of runs that are gone, since the folder is this run's
         half.mkdir()
         return lease
     except OSError as error:
