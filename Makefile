@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STUB := src/soapstone/_core.pyi
 CORE_SOURCES := CMakeLists.txt $(wildcard cpp/*/*.cpp cpp/*/*.hpp)
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c constraints.txt
 # What stubtest says of nanobind's own function, class and enum types, whatever the stub holds.
 NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at runtime|but runtime is not$$|\.__nb_enum__ is not present|__init__ is inconsistent, stub does not have \*
 CORE_TESTS := tests/topology tests/searching $(addprefix tests/simulator/test_,taskgraph.py incremental.py bounds.py)
@@ -37,7 +37,7 @@ lint: setup
 	$(BIN)/clang-format --dry-run -Werror cpp/*/*.cpp cpp/*/*.hpp
 
 types: setup
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 check-stub: setup
 	@mkdir -p build

@@ -19,7 +19,7 @@ def workload() -> ss.Workload:
     config = GPT2Config(
         vocab_size=VOCAB, n_positions=LENGTH, n_embd=256, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1
     )
-    model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    model = GPT2LMHeadModel(config)
     tokens = torch.randint(0, VOCAB, (BATCH, LENGTH))
     return ss.Workload(model, (), kwargs={"input_ids": tokens, "labels": tokens})
 

@@ -133,7 +133,7 @@ def model() -> GPT2LMHeadModel:
         vocab_size=VOCAB, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    return GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    return GPT2LMHeadModel(config)
 
 
 def arguments(folder: str, **named: Any) -> TrainingArguments:
@@ -150,7 +150,7 @@ def main(folder: str = "trainer") -> None:
     trainer = ParallelTrainer(model(), arguments(folder), train_dataset=data[:72], eval_dataset=data[72:])
     trainer.train(resume_from_checkpoint=any(Path(folder).glob("checkpoint-*")))
     trainer.save_model()
-    trainer.end()  # type: ignore[no-untyped-call]
+    trainer.end()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def graph(name: str) -> ss.OperatorGraph:
 
 
 @pytest.mark.parametrize("name", cases(SMALL, long=["inception-v3"]))
-@pytest.mark.parametrize("text", TOPOLOGIES)
+@pytest.mark.parametrize("text", cases(TOPOLOGIES, long=["k80:2x4", "cpu:1x1"]))
 def test_every_configuration_is_legal_and_the_baselines_are_among_them(name: str, text: str) -> None:
     topology = ss.Topology.parse(text)
     space = ss.Space(graph(name), topology)

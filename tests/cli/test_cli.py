@@ -257,7 +257,7 @@ def test_search_writes_what_simulate_reads(
 
 
 def test_ctrl_c_ends_a_search_with_the_best_so_far(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "soapstone", "search", "rnnlm", "-t", "p100:4x4"]
+    command = [sys.executable, "-m", "soapstone", "search", "rnnlm", "--size", "length=4", "-t", "p100:4x4"]
     path = tmp_path / "s.json"
     with subprocess.Popen([*command, "--budget", "300", "-o", path], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

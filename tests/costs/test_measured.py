@@ -24,7 +24,7 @@ from torch import nn
 
 import soapstone as ss
 from soapstone.baselines import BASELINES
-from soapstone.cli import main
+from soapstone.cli import arguments, main, profile
 from soapstone.costs import Question
 from soapstone.costs.measured import measured_costs
 from soapstone.costs.measured.neighbours import neighbours
@@ -34,6 +34,7 @@ from soapstone.costs.measured.trial import shared_inputs
 from soapstone.graph import OperatorGraph
 from soapstone.parts import Part, freed_memory_kept
 from tests.support.models import CASES, MORE
+from tests.support.seeds import cases
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +127,7 @@ def test_what_has_no_gradient_has_no_backward() -> None:
     assert min(trained.forward, trained.backward) >= 1
 
 
-@pytest.mark.parametrize("name", [*CASES, *MORE])
+@pytest.mark.parametrize("name", cases([*CASES, *MORE], long=MORE))
 def test_every_op_of_the_test_models_can_be_measured(name: str) -> None:
     graph = ss.capture({**CASES, **MORE}[name].workload())
     topology = ss.Topology.parse("cpu:1x4")
@@ -315,8 +316,10 @@ LENET = ["lenet", "--batch", "2"]
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands measure as briefly as can be."""
+    """The commands measure as briefly as can be, and alone."""
     monkeypatch.setattr(measured_costs, "Pace", lambda rounds, batch_ns: Pace(1, 1000))
+    for module in (arguments, profile):
+        monkeypatch.setattr(module, "neighbours_of", lambda topology: 0)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -35,10 +35,12 @@ SMALL = {
     "rnnlm": {"batch": 8, "vocab": 12, "length": 3, "hidden": 6},
     "nmt": {"batch": 8, "vocab": 12, "length": 3, "hidden": 6},
     "gpt2": {"batch": 8, "vocab": 16, "length": 6, "width": 8, "heads": 2, "layers": 2},
+    "llama": {"batch": 8, "layers": 2},
 }
 SHORT = {  # what each command is given besides, to be done soon
     "search": ["--proposals", "50", "--budget", "3"],
     "compare": ["--proposals", "50", "--budget", "3"],
+    "plot": ["--budget", "0.5"],
     "train": ["--steps", "2"],
     "tune": ["--budget", "1", "--limit", "5"],
 }

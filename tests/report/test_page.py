@@ -86,8 +86,7 @@ def spoken(page: Page) -> str:
     return page.locator("#timeline-live").inner_text()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("make", [payloads.transformer, payloads.branches])
+@pytest.mark.parametrize(("make", "scheme"), [(payloads.transformer, "light"), (payloads.branches, "dark")])
 def test_the_first_screen_has_the_answer_and_every_section_is_there(
     opened: Opener, make: Callable[[], payloads.Payload], scheme: str
 ) -> None:

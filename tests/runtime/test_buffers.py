@@ -19,7 +19,7 @@ from soapstone.runtime import Parallel, ThreadTransport
 from soapstone.runtime.checkpoints import whole_state
 from tests.support.microbatches import microbatched, train_accumulating
 from tests.support.models import ONE_AT_A_TIME, seeded
-from tests.support.seeds import seeds
+from tests.support.seeds import cases
 from tests.support.sharding import recomputed, sharded
 from tests.support.training import optimizer_of, train_plain
 
@@ -149,7 +149,7 @@ def assert_trained_alike(found: State, strategy: ss.Strategy) -> None:
 
 
 @pytest.mark.parametrize("batch_norm", ["local", "global"])
-@pytest.mark.parametrize("name", [*STRATEGIES, 10, *seeds(1, 10)])
+@pytest.mark.parametrize("name", cases([*STRATEGIES, *range(11)], long=["backwards", "model", "zero1", *range(1, 10)]))
 def test_everything_said_about_buffers_agrees(name: str | int, batch_norm: str, tmp_path: Path) -> None:
     graph, number = graph_of(batch_norm), name if isinstance(name, int) else 0
     topology = ss.Topology.parse(f"cpu:1x{2 + number % 3}")

@@ -78,7 +78,7 @@ def test_data_parallelism_passes_in_any_type(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(1, 2))
-@pytest.mark.parametrize("name", cases(["bfloat16", "autocast by CUDA's rules", *RARE], long=RARE))
+@pytest.mark.parametrize("name", cases(["bfloat16", "autocast by CUDA's rules", *RARE], long=["bfloat16", *RARE]))
 def test_random_strategies_pass_in_any_type(name: str, seed: int, tmp_path: Path) -> None:
     assert checked(name, lambda graph, topology: ss.baselines.random(graph, topology, seed=seed), tmp_path, ranks=3)
 

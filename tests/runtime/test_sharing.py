@@ -54,9 +54,9 @@ def wait_until_gone(pid: int) -> None:
     ("how", "shape"),
     [
         (signal.SIGKILL, "ranks"),
-        (signal.SIGINT, "ranks"),
+        pytest.param(signal.SIGINT, "ranks", marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, "nodes", marks=needs_nodes),
-        pytest.param(signal.SIGTERM, "nodes", marks=needs_nodes),
+        pytest.param(signal.SIGTERM, "nodes", marks=[needs_nodes, pytest.mark.long]),
     ],
 )
 def test_nothing_that_ranks_started_outlives_their_launcher(how: signal.Signals, shape: str) -> None:

@@ -20,6 +20,7 @@ from soapstone.searching.problem import Problem
 from soapstone.searching.tying import levels
 from soapstone.strategy import SHARDS
 from tests.support.chains import Launching, graph_of
+from tests.support.seeds import cases
 
 MODELS = ("lenet", "inception-v3", "resnet-101", "rnnlm", "nmt", "gpt2", "shared")
 TOPOLOGIES = ("p100:1x4", "p100:1x3", "k80:2x2", "h100:1x2+a100:1x2")
@@ -34,7 +35,7 @@ def makespan(strategy: ss.Strategy) -> float:
     return ss.simulate(strategy.graph, strategy.topology, strategy).makespan
 
 
-@pytest.mark.parametrize("text", TOPOLOGIES)
+@pytest.mark.parametrize("text", cases(TOPOLOGIES, long=["p100:1x4"]))
 @pytest.mark.parametrize("name", MODELS)
 def test_it_says_what_the_strategy_takes_and_beats_the_baselines(name: str, text: str) -> None:
     graph, topology = case(name, text)

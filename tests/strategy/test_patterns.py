@@ -58,7 +58,7 @@ def test_what_is_folded_comes_back_exactly(name: str, tmp_path: Path) -> None:
 KNOWN = [ss.Configuration({"sample": 2}, (0, 1)), ss.Configuration({"sample": 2}, (2, 1)), ss.Configuration({}, (3,))]
 
 
-@pytest.mark.parametrize("name", ["rnnlm", "gpt2", "inception-v3"])
+@pytest.mark.parametrize("name", cases(["rnnlm", "gpt2", "inception-v3"], long=["inception-v3"]))
 def test_a_few_configurations_over_many_ops_come_back(name: str, tmp_path: Path) -> None:
     graph = zoo_graph(name)
     for seed in range(20):
