@@ -3,11 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 STUB := src/soapstone/_core.pyi
 CORE_SOURCES := CMakeLists.txt $(wildcard cpp/*/*.cpp cpp/*/*.hpp)
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 # What stubtest says of nanobind's own function, class and enum types, whatever the stub holds.
 NANOBIND_SELF := is not a function$$|metaclass differs$$|is a disjoint base at runtime|but runtime is not$$|\.__nb_enum__ is not present|__init__ is inconsistent, stub does not have \*
 CORE_TESTS := tests/topology tests/searching $(addprefix tests/simulator/test_,taskgraph.py incremental.py bounds.py)
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m soapstone._core
+
+# Else every process that a test starts compiles all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-long test-busy test-gpu docs lint types check-stub unit sanitize bench bench-all paper stub clean
 
