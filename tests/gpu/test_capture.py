@@ -10,7 +10,9 @@ import torch
 
 import soapstone as ss
 from soapstone.runtime.transports import alone
+from tests.support import huggingface
 from tests.support.models import ALL, seeded
+from tests.tracing.test_autocast import compare
 from tests.tracing.test_tracing import Mixed
 
 from .models import ZOO
@@ -58,6 +60,11 @@ def test_autocast_on_one_rank_is_eager_autocast(make: Callable[[], ss.Workload])
             assert exact is not None
             error: Any = (found.cpu() - exact.cpu()).norm() / exact.norm().cpu().clamp(min=1e-3)
             assert error < 2e-2, name
+
+
+@pytest.mark.parametrize("name", huggingface.MODELS)
+def test_every_op_runs_in_the_type_that_it_has_in_eager_pytorch(name: str) -> None:
+    compare(huggingface.workload(name).on(CUDA), "cuda")
 
 
 def test_a_region_inside_a_model_on_the_gpu() -> None:

@@ -200,6 +200,8 @@ MODELS = {
     ),
 }
 
+OFTEN = ("deberta_v2", "falcon", "segformer", "deepseek_v3", "mamba2")  # run by each `make test`
+
 
 def workload(name: str) -> ss.Workload:
     """In train mode."""

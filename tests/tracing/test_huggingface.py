@@ -19,7 +19,6 @@ from tests.support import huggingface
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeBERTa's
 REFUSED = {"wav2vec2": "labels.max()"}
 MODELS = [name for name in huggingface.MODELS if name not in REFUSED]
-OFTEN = ("deberta_v2", "falcon", "segformer", "deepseek_v3", "mamba2")
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def reference(name: str) -> Record:
 
 
 @pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize("name", cases(MODELS, long=set(MODELS) - {*OFTEN}))
+@pytest.mark.parametrize("name", cases(MODELS, long=set(MODELS) - {*huggingface.OFTEN}))
 @pytest.mark.parametrize("seed", seeds(1, 4))
 def test_it_trains_like_one_device(name: str, seed: int) -> None:
     graph, topology = captured(name), ss.Topology.parse(f"cpu:1x{2 + seed % 3}")
@@ -52,7 +51,7 @@ def test_it_trains_like_one_device(name: str, seed: int) -> None:
         assert_same(record, reference(name))
 
 
-@pytest.mark.parametrize("name", cases(MODELS, long=set(MODELS) - {*OFTEN}))
+@pytest.mark.parametrize("name", cases(MODELS, long=set(MODELS) - {*huggingface.OFTEN}))
 def test_its_facts_are_those_of_eager_pytorch(name: str) -> None:
     """Flops of products, and bytes that stay for backward. Ours may be more: a concatenation is made anew for each of
     its readers. Or less: eager's einsum makes copies that are contiguous, and its attention keeps all scores where

@@ -16,7 +16,6 @@ from torch import nn
 import soapstone as ss
 from soapstone.simulator import FORWARD
 from soapstone.tracing import capture_output
-from soapstone.tracing.without_cuda import indexed
 from tests.support.models import CASES
 
 LINEAR = nn.Linear(4, 2)
@@ -368,15 +367,6 @@ def test_autocast_of_a_device_that_is_not_here_follows_that_devices_rules() -> N
     assert cuda.aliases == plain.aliases == {"last.weight": "first.weight"}
     kept = {t.data for t in plain.tensors if t.source == "constant"}
     assert {t.data for t in cuda.tensors if t.source == "constant"} == kept
-
-
-@pytest.mark.parametrize(
-    "index",
-    [1, -1, slice(1, 3), (0, slice(None, None, 2)), (..., 0), (None, 1, ..., slice(1, 3)), (slice(0, 2), None, [2, 0])],
-)  # fmt: skip
-def test_indexing_by_ops_is_indexing(index: Any) -> None:
-    x = torch.arange(60).reshape(3, 4, 5)
-    assert torch.equal(indexed(x, index), x[index])
 
 
 def test_a_region_of_another_device_inside_forward_is_taken_over() -> None:

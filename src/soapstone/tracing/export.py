@@ -1,7 +1,7 @@
 """A model and its loss as one graph of torch's, made by torch.export.
 
 The exported graph is read as it is where its few in-place ops can be told apart from their values; functionalising
-it, which takes torch longer than the export itself, is left for the models that write to views or cast by autocast.
+it, which takes torch longer than the export itself, is left for the models that write to views.
 """
 
 from __future__ import annotations
@@ -26,33 +26,25 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..rules import RULES
+from .autocast import Casts, casting
 from .change_lines import OUTSIDE, changing, line_that_changes, settling
 from .checkpoints import marked_checkpoints
 from .clocks import at_another_time
 from .frozen import Scalar, values_read
 from .observe import Observer, own_roots
-from .precision import (
-    DEVICE_TYPES,
-    REGION,
-    Autocast,
-    cast_for_composite,
-    device_type,
-    inline_regions,
-    region_elsewhere,
-    twin_on,
-)
+from .precision import DEVICE_TYPES, Autocast, device_type
 from .pystate import Change, Snapshot
 from .repeats import marked_call, repeats, same_loss
 from .rewrite import REWRITES, SCATTERS
+from .uncast import check_casts
 from .unseen import DEPENDS, Picks, decided_chances, kept_random_state, refused_draws, refused_functions
 from .users_code import Line, line_of
-from .without_cuda import cuda_rules_allowed
 from .workload import Workload
 
 _EXPORTING = threading.Lock()  # torch.export keeps global state, and ranks may be threads
 COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous", "detach_"}
 _READ_BY_NAME = {*RULES, *REWRITES, *COPIES, "batch_norm"}
-GRAD_REGION, AUTOCAST_REGION = "wrap_with_set_grad_enabled", REGION
+GRAD_REGION = "wrap_with_set_grad_enabled"
 
 
 @dataclass
@@ -85,7 +77,7 @@ class _Training(nn.Module):
         self.picks = (picks,)
         self.model = work.model
         self.work = (work,)  # in a tuple, so that the model is registered once
-        self.autocast = autocast
+        self.autocast, self.own = autocast, device_type(work)
         self.found = (_Found(),)
         self.refused = (refused,)
         self.settled = (settled,)
@@ -118,25 +110,20 @@ class _Training(nn.Module):
         return loss
 
     def _loss(self, batch: tuple[torch.Tensor, ...], observer: Observer | None = None) -> torch.Tensor:
-        with ExitStack() as stack, _Watch(), self.picks[0], observer or nullcontext():
-            if self.autocast is not None:  # torch.export sees a region inside, but not one around it
-                stack.enter_context(torch.autocast(self.autocast.device, self.autocast.dtype))
-            return self.work[0].compute_loss(*batch)
+        work = self.work[0]
+        with casting(Casts(self.autocast, self.own)), _Watch(), self.picks[0], observer or nullcontext():
+            return work.compute_loss(*batch)
 
 
 class _Watch(TorchFunctionMode):
-    """Looks for what torch.export drops without a word: no_grad inside autocast, and trained tensors of no module."""
+    """Looks for what torch.export drops without a word: trained tensors of no module."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        off = func is torch._C._set_grad_enabled and not args[0] and torch.is_grad_enabled()
-        if off and any(torch.is_autocast_enabled(device) for device in DEVICE_TYPES):
-            raise CaptureError("torch.export loses no_grad inside autocast; use .detach() instead")
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and tensor.requires_grad:
                 shape = list(tensor.shape)
                 raise CaptureError(f"a trained tensor of shape {shape} is no parameter of the model; register it there")
-        args, kwargs = cast_for_composite(func, args, kwargs or {})
-        return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -165,7 +152,8 @@ def _refuse_hidden_writes(module: fx.GraphModule) -> None:
     detached: set[int] = set()
     unsaid: set[int] = set()
     for node in module.graph.nodes:
-        if str(node.target) in (GRAD_REGION, AUTOCAST_REGION) and (inner := region(module, node)) is not None:
+        if str(node.target) == GRAD_REGION:
+            inner = region(module, node)
             given = {storage for n in inner.nodes if n.op == "placeholder" for storage in _storages(n)}
             hidden = any(_changes(n) and given & set(_storages(n)) for n in inner.nodes)
             if hidden and node.args[0] is False:
@@ -200,29 +188,24 @@ class Export(NamedTuple):
 def export(work: Workload, autocast: Autocast | None, some: bool = True) -> Export:
     """Export a workload, as if all masks that pick rows pick `some`, or as if they pick none. Raises CaptureError if
     torch.export rejects it, or if a second call would not compute the same as the first."""
-    own, picks = device_type(work), Picks(some)
+    picks = Picks(some)
     try:
         with _EXPORTING, warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
             for device in DEVICE_TYPES:
                 stack.enter_context(torch.autocast(device, enabled=False))
             stack.enter_context(_quiet())
-            stack.enter_context(cuda_rules_allowed())
             stack.enter_context(marked_checkpoints())
             stack.enter_context(refused_functions())
             stack.enter_context(decided_chances())
             stack.enter_context(kept_random_state())
             stack.enter_context(refused_draws())
-            away = autocast is not None and autocast.device != own
-            program, read = _exported(twin_on(work, autocast.device) if away and autocast else work, autocast, picks)
-            elsewhere = None if away else region_elsewhere(program.graph_module, own)
-            if elsewhere is not None:
-                program, read = _exported(twin_on(work, elsewhere), autocast, picks)
+            program, read = _exported(work, autocast, picks)
             _drop_idle_dropout(program.graph)
             _refuse_hidden_writes(program.graph_module)
+            check_casts(program.graph_module)
             if picks.asked or not is_readable(program.graph_module):
                 _detach_frozen_regions(program.graph_module)
-                inline_regions(program.graph_module)
                 program = program.run_decompositions({})
             return Export(program, picks.asked, read)
     except CaptureError:
@@ -322,9 +305,9 @@ def is_readable(module: fx.GraphModule) -> bool:
 
 def _call_is_readable(module: fx.GraphModule, node: fx.Node, sharing: dict[int, list[fx.Node]]) -> bool:
     target: Any = node.target
-    if str(target) in (GRAD_REGION, AUTOCAST_REGION):
+    if str(target) == GRAD_REGION:
         inner = region(module, node)
-        if inner is None or any(_changes(n) for n in inner.nodes):
+        if any(_changes(n) for n in inner.nodes):
             return False
         return is_readable(inner.owning_module)  # type: ignore[arg-type]
     if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool):
@@ -342,10 +325,8 @@ def _changes(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target._opname not in COPIES
 
 
-def region(module: fx.GraphModule, node: fx.Node) -> fx.Graph | None:
-    """The graph of a no_grad region, or of one that switches autocast off; None where autocast is on."""
-    if str(node.target) == AUTOCAST_REGION and node.args[2]:
-        return None
+def region(module: fx.GraphModule, node: fx.Node) -> fx.Graph:
+    """The graph of a no_grad region."""
     inner: Any = next(a for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr")
     found: fx.Graph = getattr(module, inner.target).graph
     return found

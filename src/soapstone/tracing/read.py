@@ -25,7 +25,6 @@ from ..rules import facts_of
 from .checkpoints import checkpoint_of
 from .choosing import PICKS, leave_out_picked, without_choosing
 from .export import (
-    AUTOCAST_REGION,
     COPIES,
     GRAD_REGION,
     counts_steps,
@@ -68,7 +67,7 @@ def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None
     program, picks, values = export(work, autocast)
 
     def read(program: torch.export.ExportedProgram, nothing: bool = False) -> Trace:
-        recorder = Recorder(chunk, autocast is not None)
+        recorder = Recorder(chunk)
         reader = _Reader(program, work, recorder, batch_norm, any_output or nothing, folds=not nothing)
         return reader.read_without_picked() if nothing else reader.read()
 
@@ -209,7 +208,7 @@ class _Reader:
             shape = tuple(node.meta["val"].shape)
             self.trace.draws.append(Draw(shape, 0.0, tuple(range(len(shape))), unread=True))
             return
-        if kind in (GRAD_REGION, AUTOCAST_REGION):
+        if kind == GRAD_REGION:
             self._region(node)
             return
         if counts_steps(node):
@@ -252,7 +251,6 @@ class _Reader:
     def _region(self, node: fx.Node) -> None:
         """Read the calls of a region as if they stood here; without gradients, none of their values has one."""
         inner = region(node.graph.owning_module, node)  # type: ignore[arg-type]
-        assert inner is not None
         given = [n for n in node.all_input_nodes if n.op != "get_attr"]
         trained, self.recorder.grad = self.recorder.grad, self.recorder.grad and node.args[0] is not False
         for n in inner.nodes:

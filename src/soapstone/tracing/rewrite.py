@@ -394,8 +394,6 @@ def cross_entropy(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
     if len(shape) < 2 or "int" not in to.dtype(target):
         return None
     each = to.emit("class_loss", inputs, args, to.shape(target))[0]
-    if to.autocast and to.dtype(each) != "float64":  # which leaves the logarithms in their type, and widens the loss
-        each = _cast(to, each, "torch.float32")
     if args["reduction"] == 0:
         return [each]
     given = {"self": each, "target": target}

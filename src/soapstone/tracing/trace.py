@@ -61,10 +61,9 @@ class Trace:
 class Recorder:
     """Adds values and calls to a trace, under the name and module of the node that is being read."""
 
-    def __init__(self, chunk: int, autocast: bool) -> None:
+    def __init__(self, chunk: int) -> None:
         self.trace = Trace()
         self.chunk = chunk  # how many time steps of a recurrent layer make one op
-        self.autocast = autocast  # around the model and its loss
         self.grad = True  # whether the calls that come have gradients
         self.name = self.module = ""
         self.checkpoint: int | None = None
