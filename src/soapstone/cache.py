@@ -133,7 +133,7 @@ def _path(request: dict[str, Any]) -> Path:
 @cache
 def _own_code() -> str:
     digest = hashlib.sha256()
-    for path in (*sorted(_PACKAGE.rglob("*.py")), Path(_core.__file__)):
+    for path in (*sorted([*_PACKAGE.rglob("*.py"), *_PACKAGE.rglob("*.yaml")]), Path(_core.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -7,6 +7,7 @@ meet them, such as a recurrent layer's first state, are found the other way, fro
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import GraphError
 from ..files import shortened
 from .operator_graph import OperatorGraph
-from .ops import Draw, Factor, Op, Step, Tensor, Value
+from .ops import ITEM_SIZES, Draw, Factor, Op, Step, Tensor, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +166,23 @@ class _Cut:
     def _tensor(self, tensor: Tensor, axes: Axes) -> Tensor:
         if axes and tensor.source in ("parameter", "buffer"):
             raise GraphError(f"{tensor.name} has a number for each sample of the batch, which cannot be cut then")
-        if axes and tensor.data is not None:
-            raise GraphError(f"the constant {tensor.name} differs from sample to sample; make it an input of the model")
-        return replace(tensor, shape=self._shape(tensor.shape, axes))
+        data = self._data(tensor, axes) if axes and tensor.data is not None else tensor.data
+        return replace(tensor, shape=self._shape(tensor.shape, axes), data=data)
+
+    def _data(self, tensor: Tensor, axes: Axes) -> str:
+        """Of a constant that is the same for each microbatch: positions, say, or a mask."""
+        assert tensor.data is not None
+        raw, shape = base64.b64decode(tensor.data), list(tensor.shape)
+        for axis, digits in axes.items():
+            size = digits.inner * digits.size * prod(shape[axis + 1 :]) * ITEM_SIZES[tensor.dtype]
+            blocks, part = [raw[at : at + size] for at in range(0, len(raw), size)], size // self._count
+            if any(block != block[:part] * self._count for block in blocks):
+                raise GraphError(
+                    f"the constant {tensor.name} differs from sample to sample; make it an input of the model"
+                )
+            raw = b"".join(block[:part] for block in blocks)
+            shape[axis] //= self._count
+        return base64.b64encode(raw).decode()
 
     def _shape(self, shape: Sizes, axes: Axes) -> Sizes:
         return tuple(n // self._count if axis in axes else n for axis, n in enumerate(shape))

@@ -14,6 +14,7 @@ from math import prod
 import torch
 
 from ..rules import facts_of
+from . import steps
 from .rows import again, read_anew, row_axes
 from .trace import Recorder, Shape, TraceCall
 
@@ -117,8 +118,8 @@ class _Choosing:
             order = sorted(range(len(axes)), key=lambda i: axes[i])
             source = self._permuted(source, [start + i for i in order], start)
         shape = self.to.shape(source)
-        source = self._view(
-            source, (*shape[:start], prod(shape[start : start + len(axes)]), *shape[start + len(axes) :])
+        source = steps.view(
+            self.to, source, (*shape[:start], prod(shape[start : start + len(axes)]), *shape[start + len(axes) :])
         )
         self.rows[call.outputs[0]] = _Rows(mask, tuple(sorted(axes)), start, source)
 
@@ -130,7 +131,7 @@ class _Choosing:
         if known is not None:
             axes = [axis for axis in axes if axis == known.axis]
         if len(axes) == 1:
-            made = self._view(rows.value, self._sized(shape, axes[0], self._count(rows.mask, rows.spans)))
+            made = steps.view(self.to, rows.value, self._sized(shape, axes[0], self._count(rows.mask, rows.spans)))
             self.rows[call.outputs[0]] = _Rows(rows.mask, rows.spans, axes[0], made)
 
     def _by_rows(self, call: TraceCall) -> None:
@@ -181,12 +182,12 @@ class _Choosing:
             value = self._widened(rows, axes).value
             if prod(self.to.shape(value)) == prod(self.to.shape(target)):
                 set_ = self._mask(mask, axes, self.to.shape(target), start)
-                inputs = {"condition": set_, "self": self._view(value, self.to.shape(target)), "other": target}
+                inputs = {"condition": set_, "self": steps.view(self.to, value, self.to.shape(target)), "other": target}
                 self.renamed[call.outputs[0]] = self._pointwise("where", inputs, {}, overload="self")
         elif len(axes) == 1 and rank == 2 and self.single.get(mask) == 1 - axes[0]:
             there = self._summed(self._bool(mask), (1 - axes[0],), kind="any")
             shape = self.to.shape(target)
-            set_ = self._view(there, (*[1] * start, shape[start], *[1] * (len(shape) - start - 1)))
+            set_ = steps.view(self.to, there, (*[1] * start, shape[start], *[1] * (len(shape) - start - 1)))
             inputs = {"condition": set_, "self": self._total(source, rows, axes[0]), "other": target}
             self.renamed[call.outputs[0]] = self._pointwise("where", inputs, {}, overload="self")
 
@@ -207,7 +208,7 @@ class _Choosing:
         every = tuple(range(len(self.to.shape(rows.mask))))
         rows = self._widened(rows, every)
         shape, sizes = self.to.shape(rows.value), self.to.shape(rows.mask)
-        apart = self._view(rows.value, (*shape[: rows.axis], *sizes, *shape[rows.axis + 1 :]))
+        apart = steps.view(self.to, rows.value, (*shape[: rows.axis], *sizes, *shape[rows.axis + 1 :]))
         picked = self._mask(rows.mask, every, self.to.shape(apart), rows.axis)
         clear = self._pointwise("logical_not", {"self": picked}, {}, overload="default")
         kept = self._pointwise("masked_fill", {"self": apart, "mask": clear}, {"value": 0}, overload="Scalar")
@@ -219,10 +220,10 @@ class _Choosing:
             return rows
         shape, sizes = self.to.shape(rows.value), self.to.shape(rows.mask)
         before, after = shape[: rows.axis], shape[rows.axis + 1 :]
-        apart = self._view(rows.value, (*before, *(sizes[a] if a in rows.spans else 1 for a in spans), *after))
+        apart = steps.view(self.to, rows.value, (*before, *(sizes[a] if a in rows.spans else 1 for a in spans), *after))
         wide = (*before, *(sizes[a] for a in spans), *after)
-        value = self.to.emit("expand", {"self": apart}, {"size": list(wide), "implicit": False}, wide)[0]
-        merged = self._view(value, (*before, self._count(rows.mask, spans), *after))
+        value = steps.expand(self.to, apart, wide)
+        merged = steps.view(self.to, value, (*before, self._count(rows.mask, spans), *after))
         return _Rows(rows.mask, spans, rows.axis, merged)
 
     def _count(self, mask: int, spans: tuple[int, ...]) -> int:
@@ -240,17 +241,12 @@ class _Choosing:
     def _mask(self, mask: int, axes: tuple[int, ...], shape: Shape, start: int) -> int:
         """A mask, in the order of its axes, that broadcasts over a shape from an axis on."""
         ones = [1] * (len(shape) - start - len(axes))
-        return self._view(self._bool(mask), (*[1] * start, *self.to.shape(mask), *ones))
-
-    def _view(self, value: int, shape: Shape) -> int:
-        if self.to.shape(value) == shape:
-            return value
-        return self.to.emit("view", {"self": value}, {"size": list(shape)}, shape)[0]
+        return steps.view(self.to, self._bool(mask), (*[1] * start, *self.to.shape(mask), *ones))
 
     def _permuted(self, value: int, moved: list[int], start: int) -> int:
         shape = self.to.shape(value)
         order = [*range(start), *moved, *range(start + len(moved), len(shape))]
-        return self.to.emit("permute", {"self": value}, {"dims": order}, tuple(shape[i] for i in order))[0]
+        return steps.permute(self.to, value, order)
 
     def _summed(self, value: int, axes: tuple[int, ...], kind: str = "sum") -> int:
         if not axes:

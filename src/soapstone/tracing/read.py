@@ -44,6 +44,7 @@ from .workload import Workload
 
 # What these make depends on no element of their input.
 _FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
+_UNSET = {"empty", "new_empty", "empty_like"}  # anything may stand there: zeros do, so that all captures are alike
 _BATCH_NORM = "_native_batch_norm_legit_functional"
 _FROZEN_BATCH_NORM = "_native_batch_norm_legit_no_training"
 _BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
@@ -294,7 +295,8 @@ class _Reader:
         for n in [n for n in self.constants if changes and n in self.value_of]:
             del self.value_of[n]  # read before the change; from now on it is another value
         with torch.no_grad():
-            self.constants[node] = node.target(*arguments(node.args), **arguments(node.kwargs))  # type: ignore[operator]
+            made = node.target(*arguments(node.args), **arguments(node.kwargs))  # type: ignore[operator]
+            self.constants[node] = made.zero_() if opname(node) in _UNSET else made
 
     @staticmethod
     def _refuse_randomness(node: fx.Node, args: dict[str, Any]) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from ..errors import CaptureError
-from .trace import Recorder, Shape
+from . import steps
+from .indexing import index, index_select
+from .trace import Inputs, Recorder, Shape
 
-Inputs = dict[str, int]
 Rewrite = Callable[[Recorder, Inputs, dict[str, Any], list[Shape]], list[int] | None]
 
 
@@ -26,44 +27,6 @@ def listed(inputs: Inputs, name: str) -> list[int]:
     """The values of a list argument."""
     found = [(int(slot.partition(".")[2]), value) for slot, value in inputs.items() if slot.startswith(f"{name}.")]
     return [value for _, value in sorted(found)]
-
-
-def _slice(to: Recorder, value: int, axis: int, start: int, end: int) -> int:
-    shape = to.shape(value)
-    if (start, end) == (0, shape[axis]):
-        return value
-    out = (*shape[:axis], end - start, *shape[axis + 1 :])
-    args = {"dim": axis, "start": start, "end": end, "step": 1}
-    return to.emit("slice", {"self": value}, args, out, overload="Tensor")[0]
-
-
-def _select(to: Recorder, value: int, axis: int, index: int) -> int:
-    shape = to.shape(value)
-    out = (*shape[:axis], *shape[axis + 1 :])
-    return to.emit("select", {"self": value}, {"dim": axis, "index": index}, out, overload="int")[0]
-
-
-def _stack(to: Recorder, values: list[int], axis: int) -> int:
-    shape = to.shape(values[0])
-    out = (*shape[:axis], len(values), *shape[axis:])
-    return to.emit("stack", {f"tensors.{i}": v for i, v in enumerate(values)}, {"dim": axis}, out)[0]
-
-
-def _cat(to: Recorder, values: list[int], axis: int) -> int:
-    if len(values) == 1:
-        return values[0]
-    shape = list(to.shape(values[0]))
-    shape[axis] = sum(to.shape(v)[axis] for v in values)
-    return to.emit("cat", {f"tensors.{i}": v for i, v in enumerate(values)}, {"dim": axis}, tuple(shape))[0]
-
-
-def _view(to: Recorder, value: int, shape: Shape) -> int:
-    return to.emit("view", {"self": value}, {"size": list(shape)}, shape)[0]
-
-
-def _permute(to: Recorder, value: int, order: list[int]) -> int:
-    shape = to.shape(value)
-    return to.emit("permute", {"self": value}, {"dims": order}, tuple(shape[i] for i in order))[0]
 
 
 # Several outputs
@@ -76,25 +39,20 @@ def split(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shap
     axis = int(args.get("dim", 0)) % len(shape)
     sizes = [out[axis] for out in outputs]
     if len(set(sizes)) == 1 and len(sizes) > 1:
-        viewed = _view(to, value, (*shape[:axis], len(sizes), sizes[0], *shape[axis + 1 :]))
-        return [_select(to, viewed, axis, i) for i in range(len(sizes))]
+        viewed = steps.view(to, value, (*shape[:axis], len(sizes), sizes[0], *shape[axis + 1 :]))
+        return [steps.select(to, viewed, axis, i) for i in range(len(sizes))]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [_slice(to, value, axis, end - size, end) for size, end in zip(sizes, ends)]
+    return [steps.slice(to, value, axis, end - size, end) for size, end in zip(sizes, ends)]
 
 
 def unbind(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
     value = inputs["self"]
     axis = int(args.get("dim", 0)) % len(to.shape(value))
-    return [_select(to, value, axis, i) for i in range(len(outputs))]
+    return [steps.select(to, value, axis, i) for i in range(len(outputs))]
 
 
 def broadcast_tensors(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
-    def expanded(value: int, out: Shape) -> int:
-        if to.shape(value) == out:
-            return value
-        return to.emit("expand", {"self": value}, {"size": list(out), "implicit": False}, out)[0]
-
-    return [expanded(value, out) for value, out in zip(listed(inputs, "tensors"), outputs)]
+    return [steps.expand(to, value, out) for value, out in zip(listed(inputs, "tensors"), outputs)]
 
 
 # Shapes
@@ -103,7 +61,7 @@ def broadcast_tensors(to: Recorder, inputs: Inputs, args: dict[str, Any], output
 def view(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
     """Whatever keeps the elements in their order is a view."""
     value = inputs["self"]
-    return [value] if to.shape(value) == outputs[0] else [_view(to, value, outputs[0])]
+    return [steps.view(to, value, outputs[0])]
 
 
 def expand_as(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
@@ -119,21 +77,14 @@ def cat(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]
         return None
     widest = reduce(torch.promote_types, (getattr(torch, dtype) for dtype in dtypes))
     kind = "cat" if len(to.shape(next(iter(inputs.values())))) == len(outputs[0]) else "stack"
-    return to.emit(kind, {slot: _cast(to, value, str(widest)) for slot, value in inputs.items()}, args, outputs[0])
-
-
-def _cast(to: Recorder, value: int, dtype: str) -> int:
-    if dtype == f"torch.{to.dtype(value)}":
-        return value
-    dtypes = [dtype.removeprefix("torch.")]
-    return to.emit("_to_copy", {"self": value}, {"dtype": dtype}, to.shape(value), pointwise=True, dtypes=dtypes)[0]
+    return to.emit(kind, {slot: steps.cast(to, value, str(widest)) for slot, value in inputs.items()}, args, outputs[0])
 
 
 def cast(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
     value = inputs["self"]
     other = f"torch.{to.dtype(inputs['other'])}" if "other" in inputs else None
     dtype = other or args.get("dtype") or f"torch.{to.dtype(value)}"
-    return [_cast(to, value, dtype)]
+    return [steps.cast(to, value, dtype)]
 
 
 def extreme(kind: str) -> Rewrite:
@@ -159,17 +110,17 @@ def slice_scatter(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
         return None
     start, _, _ = slice(args["start"], args["end"]).indices(shape[axis])
     end = start + to.shape(source)[axis]
-    pieces = [_slice(to, value, axis, 0, start)] if start else []
+    pieces = [steps.slice(to, value, axis, 0, start)] if start else []
     pieces += [source]
-    pieces += [_slice(to, value, axis, end, shape[axis])] if end < shape[axis] else []
-    return [_cat(to, pieces, axis)]
+    pieces += [steps.slice(to, value, axis, end, shape[axis])] if end < shape[axis] else []
+    return [steps.cat(to, pieces, axis)]
 
 
 def select_scatter(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     axis = int(args["dim"]) % len(outputs[0])
     index = int(args["index"]) % outputs[0][axis]
     shape = to.shape(inputs["src"])
-    source = _view(to, inputs["src"], (*shape[:axis], 1, *shape[axis:]))
+    source = steps.view(to, inputs["src"], (*shape[:axis], 1, *shape[axis:]))
     where = {"dim": axis, "start": index, "end": index + 1, "step": 1}
     return slice_scatter(to, {"self": inputs["self"], "src": source}, where, outputs)
 
@@ -177,17 +128,15 @@ def select_scatter(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: 
 def pixel_shuffle(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int]:
     *outer, channels, height, width = to.shape(inputs["self"])
     factor, rank = args["upscale_factor"], len(outer)
-    fine = _view(to, inputs["self"], (*outer, channels // factor**2, factor, factor, height, width))
-    moved = _permute(to, fine, [*range(rank + 1), rank + 3, rank + 1, rank + 4, rank + 2])
-    return [_view(to, moved, outputs[0])]
+    fine = steps.view(to, inputs["self"], (*outer, channels // factor**2, factor, factor, height, width))
+    moved = steps.permute(to, fine, [*range(rank + 1), rank + 3, rank + 1, rank + 4, rank + 2])
+    return [steps.view(to, moved, outputs[0])]
 
 
 def copy(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """What is left of an assignment: the source, in the target's shape."""
-    source = _cast(to, inputs["src"], f"torch.{to.dtype(inputs['self'])}")
-    if to.shape(source) == outputs[0]:
-        return [source]
-    return to.emit("expand", {"self": source}, {"size": list(outputs[0]), "implicit": False}, outputs[0])
+    source = steps.cast(to, inputs["src"], f"torch.{to.dtype(inputs['self'])}")
+    return [steps.expand(to, source, outputs[0])]
 
 
 def roll(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
@@ -200,26 +149,8 @@ def roll(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape
         at = (-shift) % size if size else 0
         if at:
             axis = given % len(to.shape(value))
-            value = _cat(to, [_slice(to, value, axis, at, size), _slice(to, value, axis, 0, at)], axis)
+            value = steps.cat(to, [steps.slice(to, value, axis, at, size), steps.slice(to, value, axis, 0, at)], axis)
     return [value]
-
-
-def index(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
-    """Integer indices on neighbouring axes pick from those axes."""
-    axes = sorted(int(slot.partition(".")[2]) for slot in inputs if slot.startswith("indices."))
-    indices = [inputs[f"indices.{axis}"] for axis in axes]
-    if axes != list(range(axes[0], axes[0] + len(axes))) or any("int" not in to.dtype(i) for i in indices):
-        return None
-    slots = {f"indices.{i}": value for i, value in enumerate(indices)}
-    return to.emit("index", {"self": inputs["self"], **slots}, {"axis": axes[0]}, outputs[0])
-
-
-def index_select(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
-    axis = int(args["dim"]) % max(len(to.shape(inputs["self"])), 1)
-    if not to.shape(inputs["self"]) or not to.shape(inputs["index"]):
-        return None
-    slots = {"self": inputs["self"], "indices.0": inputs["index"]}
-    return to.emit("index", slots, {"axis": axis}, outputs[0])
 
 
 def pad(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
@@ -237,7 +168,7 @@ def embedding(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
     all_rows = to.constant(inputs["indices"]) == list(range(to.shape(weight)[0]))
     if not all_rows or args.get("scale_grad_by_freq") or args.get("padding_idx", -1) >= 0:
         return None
-    return [weight if to.shape(weight) == outputs[0] else _view(to, weight, outputs[0])]
+    return [steps.view(to, weight, outputs[0])]
 
 
 def _refuse_sparse(to: Recorder, inputs: Inputs, args: dict[str, Any]) -> None:
@@ -264,7 +195,7 @@ def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
     offsets = to.constant(inputs["offsets"])
     if args.get("padding_idx") not in (None, -1) or offsets != list(range(0, count, count // bags)):
         return None
-    rows = _view(to, inputs["indices"], (bags, count // bags))
+    rows = steps.view(to, inputs["indices"], (bags, count // bags))
     width = to.shape(inputs["weight"])[1]
     options = {"padding_idx": -1, "scale_grad_by_freq": False, "sparse": False}
     found = to.emit("embedding", {"weight": inputs["weight"], "indices": rows}, options, (bags, count // bags, width))
@@ -302,7 +233,7 @@ def recurrent(cell: str) -> Rewrite:
         directions = 2 if args["bidirectional"] else 1
         if len(to.shape(inputs["input"])) != 3 or len(params) != count * directions * args["num_layers"]:
             return None  # without a batch, or projected
-        x = _permute(to, inputs["input"], [1, 0, 2]) if args["batch_first"] else inputs["input"]
+        x = steps.permute(to, inputs["input"], [1, 0, 2]) if args["batch_first"] else inputs["input"]
         lasts: list[list[int]] = []
         for layer in range(args["num_layers"]):
             runs = []
@@ -310,15 +241,15 @@ def recurrent(cell: str) -> Rewrite:
                 number = layer * directions + direction
                 names = ("w_ih", "w_hh", "b_ih", "b_hh")[:count]
                 weights = dict(zip(names, params[number * count : (number + 1) * count]))
-                first = [_select(to, state, 0, number) for state in states]
+                first = [steps.select(to, state, 0, number) for state in states]
                 y, last = _run_layer(to, x, _Layer(weights, first, direction == 1), cell)
                 runs.append(y)
                 lasts.append(last)
-            x = _cat(to, runs, 2)
+            x = steps.cat(to, runs, 2)
             if args["dropout"] and args["train"] and layer + 1 < args["num_layers"]:
                 x = to.emit("native_dropout", {"input": x}, {"p": args["dropout"], "train": True}, to.shape(x))[0]
-        final = [_stack(to, [last[k] for last in lasts], 0) for k in range(len(states))]
-        return [_permute(to, x, [1, 0, 2]) if args["batch_first"] else x, *final]
+        final = [steps.stack(to, [last[k] for last in lasts], 0) for k in range(len(states))]
+        return [steps.permute(to, x, [1, 0, 2]) if args["batch_first"] else x, *final]
 
     return rewrite
 
@@ -335,22 +266,16 @@ def _run_layer(to: Recorder, x: int, layer: _Layer, cell: str) -> tuple[int, lis
         given = {"hx": states[0]} if len(states) == 1 else {f"hx.{i}": s for i, s in enumerate(states)}
         shapes: list[Shape] = [(sample, hidden)] * len(states)
         if chunk == 1:
-            step = _select(to, x, 0, start)
+            step = steps.select(to, x, 0, start)
             states = to.emit(f"{cell}_cell", {"input": step, **given, **layer.weights}, {}, *shapes)
-            outputs.append(_view(to, states[0], (1, sample, hidden)))
+            outputs.append(steps.view(to, states[0], (1, sample, hidden)))
         else:
-            steps = _slice(to, x, 0, start, end)
-            options = {"reverse": layer.reverse}
-            found = to.emit(
-                f"{cell}_chunk",
-                {"input": steps, **given, **layer.weights},
-                options,
-                (end - start, sample, hidden),
-                *shapes,
-            )
+            inputs = {"input": steps.slice(to, x, 0, start, end), **given, **layer.weights}
+            every = end - start, sample, hidden
+            found = to.emit(f"{cell}_chunk", inputs, {"reverse": layer.reverse}, every, *shapes)
             outputs.append(found[0])
             states = found[1:]
-    return _cat(to, outputs[::-1] if layer.reverse else outputs, 0), states
+    return steps.cat(to, outputs[::-1] if layer.reverse else outputs, 0), states
 
 
 # Attention and losses
@@ -368,7 +293,7 @@ def attention(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
     keys = to.shape(k)[-2]
     scale = args["scale"] if args["scale"] is not None else 1 / math.sqrt(width)
     rank = len(to.shape(k))
-    k = _permute(to, k, [*range(rank - 2), rank - 1, rank - 2])
+    k = steps.permute(to, k, [*range(rank - 2), rank - 1, rank - 2])
     scores = to.emit("matmul", {"self": q, "other": k}, {}, (*outer, length, keys))[0]
     shape = to.shape(scores)
     scores = to.emit("mul", {"self": scores}, {"other": scale}, shape, overload="Scalar", pointwise=True)[0]

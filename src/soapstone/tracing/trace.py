@@ -14,6 +14,7 @@ from ..graph import ITEM_SIZES, Draw
 from ..rules import Call, Rule, facts_of, rule_for
 
 Shape = tuple[int, ...]
+Inputs = dict[str, int]
 
 
 @dataclass
