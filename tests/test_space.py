@@ -105,6 +105,18 @@ def test_megatron_splits_columns_then_rows_inside_a_node() -> None:
     assert by_kind["head"] == {"sample": 2, "channel": 2}
 
 
+def test_tensor_parallelism_over_more_devices_than_key_heads_shares_query_heads() -> None:
+    llama = ss.capture(
+        ss.zoo.load("llama", layers=1, width=32, heads=4, key_heads=2, length=8, vocab=40, inner=16, batch=4)
+    )
+    strategy = ss.baselines.megatron(llama, ss.Topology.parse("h100:2x4"))
+    found = {op.kind if op.kind == "attention" else op.name.rpartition(".")[2]: strategy[op.name] for op in llama.ops}
+    assert dict(found["attention"].degrees) == {"sample": 2, "head": 2, "rep": 2}
+    assert found["attention"].devices == tuple(range(8))
+    assert dict(found["key"].degrees) == {"sample": 2, "head": 2}
+    assert found["key"].devices == (0, 2, 4, 6)  # each beside the device that has the other query heads
+
+
 def test_a_loss_over_all_tokens_in_a_row_is_split_by_sample() -> None:
     """As Hugging Face's language models have it: labels are padded and shifted, then both are made flat."""
 

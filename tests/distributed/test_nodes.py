@@ -49,7 +49,8 @@ def test_a_job_goes_on_without_the_node_that_is_lost(tmp_path: Path) -> None:
     near, far = lose_a_node(tmp_path, "cpu", 2)
     assert "ranks 2, 3 give no sign of life any more" in near
     assert "steps, to go on from" in near
-    assert "the network to its machine is down" in far
+    # Whichever its ranks notice first: their adapter, or that its torchrun has given up.
+    assert "the network to its machine is down" in far or "torchrun is gone" in far
     newest = latest(tmp_path / "saved")
     assert newest is not None
     assert Index.read(newest).ranks == 2

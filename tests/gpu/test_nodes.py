@@ -65,7 +65,8 @@ def test_a_job_goes_on_without_the_node_that_is_lost(tmp_path: Path) -> None:
     near, far = lose_a_node(tmp_path, "h200", 1)
     assert "rank 1 gives no sign of life any more" in near
     assert "steps, to go on from" in near
-    assert "the network to its machine is down" in far
+    # Whichever its ranks notice first: their adapter, or that its torchrun has given up.
+    assert "the network to its machine is down" in far or "torchrun is gone" in far
 
 
 def test_tune_runs_on_all_nodes(here: Path, tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ a node, data parallelism across.
 
 from __future__ import annotations
 
+import itertools
+from math import prod
+
 from ..graph import Dim, Op, OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
@@ -74,8 +77,7 @@ def tensor_parallel(graph: OperatorGraph, topology: Topology, width: int) -> Str
             continue
         if not split.combinable:
             columns[op.name] = split.name
-        degrees = {name: len(nodes) for name in _sample(op)} | {split.name: width}
-        found[op.name] = Configuration(degrees, _in_order(op, degrees, devices)).fitted(op)
+        found[op.name] = _shared(op, split, nodes)
     return Strategy(graph, topology, found)
 
 
@@ -132,16 +134,23 @@ def _sampled(op: Op, devices: tuple[int, ...]) -> Configuration:
     return Configuration({dim.name: degree}, tuple(devices[i * len(devices) // degree] for i in range(degree)))
 
 
-def _in_order(op: Op, degrees: dict[str, int], devices: tuple[int, ...]) -> tuple[int, ...]:
-    """Devices for the parts in row-major order over the op's dims, so that a sample stays inside its node."""
-    if len(degrees) == 1:
-        (count,) = degrees.values()
-        return devices[:count]
-    (sample, nodes), (split, width) = degrees.items()
-    names = [dim.name for dim in op.dims]
-    if names.index(sample) < names.index(split):
-        return devices
-    return tuple(devices[node * width + i] for i in range(width) for node in range(nodes))
+def _shared(op: Op, split: Dim, nodes: list[list[int]]) -> Configuration:
+    """Samples over the nodes, and a dim over the devices of each. If there are fewer key heads than devices, the query
+    heads of each are shared, too, by devices next to the one that has the keys."""
+    width, queries = len(nodes[0]), _named(op, "rep")
+    inside = {split.name: min(width, split.size)}
+    if queries is not None and split.name == "head":
+        inside[queries.name] = min(width // inside["head"], queries.size)
+    stride = width // prod(inside.values())
+    degrees = dict.fromkeys(_sample(op), len(nodes)) | inside
+    order = [dim.name for dim in op.dims if dim.name in degrees]
+    devices = []
+    for index in itertools.product(*(range(degrees[name]) for name in order)):
+        at, place = dict(zip(order, index)), 0
+        for name, degree in inside.items():
+            place = place * degree + at.pop(name)
+        devices.append(nodes[sum(at.values())][place * stride])
+    return Configuration(degrees, tuple(devices)).fitted(op)
 
 
 def _nodes(topology: Topology) -> list[list[int]]:

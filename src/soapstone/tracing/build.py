@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _core
-from ..graph import ITEM_SIZES, Op, Operand, OperatorGraph, Settings, Step, Tensor, Value, extents_by_name
+from ..graph import ITEM_SIZES, Op, Operand, OperatorGraph, Settings, Step, Value, extents_by_name
 from ..rules import UNRULED
 from .checkpoints import with_recomputed
 from .dims import dims_of
@@ -23,7 +23,7 @@ def build(trace: Trace, settings: Settings) -> OperatorGraph:
     read = {value for d in drafts for value in d.external}
     kept = sorted(read | {trace.loss} | set(trace.inputs))
     tensor_of = {value: i for i, value in enumerate(kept)}
-    tensors = tuple(Tensor(**vars(trace.values[value])) for value in kept)
+    tensors = tuple(trace.values[value].tensor() for value in kept)
     heads = [trace.calls[d.group.head] for d in drafts]
     names = unique([head.module or label(head) for head in heads])
     ops = tuple(d.op(name, tensor_of) for d, name in zip(drafts, names))

@@ -31,7 +31,7 @@ def _counted(to: Recorder, index: int, size: int, rank: int) -> int:
     """The axis, of those that the indices have together, along which this one counts all there are; -1 if none."""
     shape = to.shape(index)
     long = [axis for axis, n in enumerate(shape, rank - len(shape)) if n != 1]
-    return long[0] if len(long) == 1 and to.constant(index) == [*range(size)] else -1
+    return long[0] if len(long) == 1 and to.counts(index, size) else -1
 
 
 def _picked(to: Recorder, value: int, index: int, first: int, axis: int, shape: Shape) -> int:

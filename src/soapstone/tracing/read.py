@@ -5,7 +5,6 @@ Composites such as `linear` and `cross_entropy_loss` stay. What depends on no pa
 
 from __future__ import annotations
 
-import base64
 import operator
 from collections.abc import Callable
 from itertools import pairwise
@@ -24,6 +23,7 @@ from ..graph import Draw
 from ..rules import facts_of
 from .checkpoints import checkpoint_of
 from .choosing import PICKS, leave_out_picked, without_choosing
+from .constants import Elements, once
 from .export import (
     COPIES,
     GRAD_REGION,
@@ -505,14 +505,15 @@ def _described(name: str, meta: torch.Tensor) -> TraceValue:
 def _constant(name: str, tensor: torch.Tensor) -> TraceValue:
     value = _described(name, tensor)
     value.source = "constant"
-    flat = tensor.detach().reshape(-1).cpu()
-    if not flat.numel():
+    if not tensor.numel():
         raise CaptureError(f"the constant {name!r} of shape {list(tensor.shape)} has no elements")
+    tensor = tensor.detach().cpu()
+    flat = once(tensor).reshape(-1)
     exact = value.dtype != "int64" or abs(int(flat[0])) < 2**53  # a fill is kept as a float
     if exact and bool((flat == flat[0]).all()):
         value.fill = float(flat[0])
     else:
-        value.data = base64.b64encode(flat.contiguous().view(torch.uint8).numpy().tobytes()).decode()
+        value.data = Elements.of(tensor)
     return value
 
 

@@ -1,5 +1,5 @@
-"""Calls that are better seen as other calls: several outputs as slices, recurrent layers as cells, attention with
-dropout as its products, a class loss as a score for each sample and their mean.
+"""Calls that are better seen as other calls: several outputs as slices, recurrent layers as cells, a class loss as a
+score for each sample and their mean.
 
 A rewrite gets the call's inputs by slot, its other arguments and the shapes of its outputs, emits other calls, and
 returns the values that stand for the outputs; None leaves the call as it is.
@@ -7,7 +7,6 @@ returns the values that stand for the outputs; None leaves the call as it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -17,6 +16,7 @@ import torch
 
 from ..errors import CaptureError
 from . import steps
+from .attention import attention
 from .indexing import index, index_select
 from .trace import Inputs, Recorder, Shape
 
@@ -165,7 +165,7 @@ def embedding(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
     have to do for all. Rows that are left out would get no gradient, where a table's get zeros, which decay with it."""
     _refuse_sparse(to, inputs, args)
     weight = inputs["weight"]
-    all_rows = to.constant(inputs["indices"]) == list(range(to.shape(weight)[0]))
+    all_rows = to.counts(inputs["indices"], to.shape(weight)[0])
     if not all_rows or args.get("scale_grad_by_freq") or args.get("padding_idx", -1) >= 0:
         return None
     return [steps.view(to, weight, outputs[0])]
@@ -192,8 +192,7 @@ def embedding_bag(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
     bags, count = outputs[0][0], to.shape(inputs["indices"])[0]
     if args.get("mode") not in (0, 1) or "per_sample_weights" in inputs or count % bags:
         return None
-    offsets = to.constant(inputs["offsets"])
-    if args.get("padding_idx") not in (None, -1) or offsets != list(range(0, count, count // bags)):
+    if args.get("padding_idx") not in (None, -1) or not to.counts(inputs["offsets"], bags, count // bags):
         return None
     rows = steps.view(to, inputs["indices"], (bags, count // bags))
     width = to.shape(inputs["weight"])[1]
@@ -278,39 +277,7 @@ def _run_layer(to: Recorder, x: int, layer: _Layer, cell: str) -> tuple[int, lis
     return steps.cat(to, outputs[::-1] if layer.reverse else outputs, 0), states
 
 
-# Attention and losses
-
-
-def attention(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
-    """With dropout, attention is its products, so that the mask falls on the weights as torch's own does."""
-    p = args["dropout_p"]
-    if not p:
-        return None
-    q, k, v = inputs["query"], inputs["key"], inputs["value"]
-    if to.shape(q)[:-2] != to.shape(k)[:-2]:
-        raise CaptureError("attention with dropout and grouped queries has no rule; repeat the keys and values")
-    *outer, length, width = to.shape(q)
-    keys = to.shape(k)[-2]
-    scale = args["scale"] if args["scale"] is not None else 1 / math.sqrt(width)
-    rank = len(to.shape(k))
-    k = steps.permute(to, k, [*range(rank - 2), rank - 1, rank - 2])
-    scores = to.emit("matmul", {"self": q, "other": k}, {}, (*outer, length, keys))[0]
-    shape = to.shape(scores)
-    scores = to.emit("mul", {"self": scores}, {"other": scale}, shape, overload="Scalar", pointwise=True)[0]
-    if args["is_causal"]:
-        scores = to.emit("causal_fill", {"self": scores}, {}, shape)[0]
-    elif "attn_mask" in inputs:
-        mask = inputs["attn_mask"]
-        if to.dtype(mask) == "bool":
-            hidden = to.emit("logical_not", {"self": mask}, {}, to.shape(mask), pointwise=True)[0]
-            both, fill = {"self": scores, "mask": hidden}, {"value": -math.inf}
-            scores = to.emit("masked_fill", both, fill, shape, overload="Scalar", pointwise=True)[0]
-        else:
-            both = {"self": scores, "other": mask}
-            scores = to.emit("add", both, {"alpha": 1}, shape, overload="Tensor", pointwise=True)[0]
-    weights = to.emit("_safe_softmax", {"self": scores}, {"dim": -1, "dtype": None}, shape)[0]
-    weights = to.emit("native_dropout", {"input": weights}, {"p": p, "train": True}, shape)[0]
-    return to.emit("matmul", {"self": weights, "other": v}, {}, outputs[0])
+# Losses
 
 
 def cross_entropy(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:

@@ -104,7 +104,7 @@ class _Routing:
         order, values, count = self.order[inputs["indices.0"]], inputs["values"], self.to.shape(call.outputs[0])[0]
         if call.call.args.get("accumulate") or count != self.to.shape(inputs["indices.0"])[0]:
             return
-        if self.to.constant(values) == list(range(count)):
+        if self.to.counts(values, count):
             self.place[call.outputs[0]] = order
         elif values in self.plain and self.plain[values][0] == order:
             self.renamed[call.outputs[0]] = self.plain[values][1]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import CaptureError
-from ..graph import ITEM_SIZES, Draw
+from ..graph import ITEM_SIZES, Draw, Tensor
 from ..rules import Call, Rule, facts_of, rule_for
+from .constants import Elements
 
 Shape = tuple[int, ...]
 Inputs = dict[str, int]
@@ -25,7 +24,12 @@ class TraceValue:
     source: str = "op"
     grad: bool = False
     fill: float | None = None
-    data: str | None = None
+    data: Elements | None = None
+
+    def tensor(self) -> Tensor:
+        """Of the graph."""
+        data = None if self.data is None else self.data.encoded()
+        return Tensor(self.name, self.shape, self.dtype, self.source, self.grad, self.fill, data)
 
 
 @dataclass
@@ -68,6 +72,7 @@ class Recorder:
         self.grad = True  # whether the calls that come have gradients
         self.name = self.module = ""
         self.checkpoint: int | None = None
+        self.maker: dict[int, TraceCall] = {}
         self.given: set[int] = set()  # values that no op computes: parameters, inputs, and views of them
 
     def value(self, value: TraceValue) -> int:
@@ -84,16 +89,17 @@ class Recorder:
     def dtype(self, value: int) -> str:
         return self.trace.values[value].dtype
 
-    def constant(self, value: int) -> list[float] | None:
-        """The elements of a constant in a row; None for what is none."""
+    def constant(self, value: int) -> torch.Tensor | None:
+        """The elements of a constant; None for what is none."""
         found = self.trace.values[value]
         if found.fill is not None:
-            return [found.fill] * prod(found.shape)
-        if found.data is None:
-            return None
-        raw = bytearray(base64.b64decode(found.data))
-        elements: list[float] = torch.frombuffer(raw, dtype=getattr(torch, found.dtype)).tolist()
-        return elements
+            return torch.full((), found.fill, dtype=getattr(torch, found.dtype)).expand(found.shape)
+        return None if found.data is None else found.data.tensor
+
+    def counts(self, value: int, size: int, step: int = 1) -> bool:
+        """Whether this is a constant of so many elements: 0, the step, twice the step, ..."""
+        found = self.constant(value)
+        return found is not None and found.reshape(-1).tolist() == [*range(0, size * step, step)]
 
     def emit(
         self,
@@ -121,7 +127,9 @@ class Recorder:
         rule = rule_for(call, pointwise=pointwise)
         if rule.shape and self.given.issuperset(numbers):
             self.given.update(found)
-        self.trace.calls.append(TraceCall(call, rule, numbers, found, self.module, checkpoint=self.checkpoint))
+        made = TraceCall(call, rule, numbers, found, self.module, checkpoint=self.checkpoint)
+        self.trace.calls.append(made)
+        self.maker.update(dict.fromkeys(found, made))
         return found
 
     def drop_dead(self) -> None:
