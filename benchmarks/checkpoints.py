@@ -29,7 +29,7 @@ from soapstone.runtime.transports import joined
 from .launching import launch, waited
 
 RANKS, ROUNDS, EVERY = 2, 5, 50
-REQUEST = Request("gpt2", 16, {}, {"amp": "cuda:bfloat16"})
+REQUEST = Request("gpt2", 16, {}, {"precision": "autocast:cuda"})
 ON_CPU = Request("gpt2", 2, {"length": 64}, {})  # the same weights
 
 

@@ -42,10 +42,10 @@ def dict_of(op: Any) -> dict[str, int]:
     return {dim.name: dim.size for dim in op.dims}
 
 
-def row(how: str, amp: str, transport: Transport, place: torch.device) -> str:
+def row(how: str, autocast: bool, transport: Transport, place: torch.device) -> str:
     """Measured and predicted milliseconds, and gigabytes at the peak."""
-    batch = (4 if amp else 2) * transport.size
-    wanted = Request("mixtral", batch, SIZES, {"amp": f"cuda:{amp}"} if amp else {})
+    batch = (4 if autocast else 2) * transport.size
+    wanted = Request("mixtral", batch, SIZES, {"precision": "autocast:cuda"} if autocast else {})
     graph, topology = load_graph(wanted), ss.Topology.parse(f"h200:1x{transport.size}")
     strategy = split(graph, topology, how)
     predicted = ss.simulate(graph, topology, strategy, training=ss.Training(optimizer="adamw"))
@@ -66,14 +66,14 @@ def row(how: str, amp: str, transport: Transport, place: torch.device) -> str:
     took, wanted_ms = statistics.median(times[2:]) * 1e3, predicted.makespan * 1e3
     steps = f"step {took:.1f} ms, predicted {wanted_ms:.1f}; " if transport.size == 1 else ""
     memory = f"peak {peak / 1e9:.2f} GB, predicted {max(predicted.peak_memory) / 1e9:.2f}"
-    return f"{transport.size} ranks, {amp or 'float32'}, {how}: {steps}{memory}"
+    return f"{transport.size} ranks, {'autocast' if autocast else 'float32'}, {how}: {steps}{memory}"
 
 
 def on_each_rank() -> None:
     with joined("python -m benchmarks.experts") as (transport, place):
         for how in ("data",) if transport.size == 1 else ("expert", "channel"):
-            for amp in ("bfloat16", ""):
-                found = row(how, amp, transport, place)
+            for autocast in (True, False):
+                found = row(how, autocast, transport, place)
                 gc.collect()
                 torch.cuda.empty_cache()
                 if transport.rank == 0:

@@ -45,15 +45,15 @@ class Case:
     model: str
     batch: int
     sizes: dict[str, Any] = field(default_factory=dict)
-    amp: str = ""
+    precision: str = ""
     compared: str = "a"  # a: one rank; c: compiled; g: as CUDA graphs; d: against DDP; k: compiled against DDP
 
     def request(self, batch_norm: str = "global") -> Request:
-        options = {"chunk": 1, "batch_norm": batch_norm} | ({"amp": f"cuda:{self.amp}"} if self.amp else {})
+        options = {"chunk": 1, "batch_norm": batch_norm} | ({"precision": self.precision} if self.precision else {})
         return Request(self.model, self.batch, self.sizes, options)
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast("cuda", torch.bfloat16, enabled=bool(self.amp))
+        return torch.autocast("cuda", torch.bfloat16, enabled=bool(self.precision))
 
 
 SMALL_LLAMA = {"layers": 6, "length": 1024}
@@ -66,8 +66,8 @@ CASES = {
     "NMT, batch 8": Case("nmt", 8, compared="g"),
     "LeNet": Case("lenet", 64, compared="g"),
     "GPT-2": Case("gpt2", 8, compared="a"),
-    "GPT-2, bf16": Case("gpt2", 8, amp="bfloat16", compared="acdk"),
-    "Llama of 6 layers, bf16": Case("llama", 4, SMALL_LLAMA, amp="bfloat16", compared="ac"),
+    "GPT-2, bf16": Case("gpt2", 8, precision="autocast:cuda", compared="acdk"),
+    "Llama of 6 layers, bf16": Case("llama", 4, SMALL_LLAMA, precision="autocast:cuda", compared="ac"),
 }
 
 

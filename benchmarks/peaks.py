@@ -36,10 +36,10 @@ class Case(NamedTuple):
 
     model: str
     batch: int
-    amp: str | None = None
+    precision: str | None = None
 
 
-CASES = (Case("gpt2", 8), Case("llama", 1), Case("resnet-101", 32), Case("nmt", 32), Case("gpt2", 8, "bfloat16"))
+CASES = (Case("gpt2", 8), Case("llama", 1), Case("resnet-101", 32), Case("nmt", 32), Case("gpt2", 8, "autocast"))
 BASELINES = ("data", "zero1", "fsdp")
 FREE = ", all in flight"  # a pipeline without windows
 PIPELINED, MICROBATCHES = "gpt2", 8
@@ -53,7 +53,7 @@ def techniques(case: Case, ranks: int) -> list[tuple[str, bool]]:
 
 
 def request(case: Case, ranks: int) -> Request:
-    return Request(case.model, case.batch * ranks, options={"amp": case.amp} if case.amp else {})
+    return Request(case.model, case.batch * ranks, options={"precision": case.precision} if case.precision else {})
 
 
 def planned(graph: ss.OperatorGraph, topology: ss.Topology, baseline: str, recompute: bool) -> ss.Strategy:
@@ -112,7 +112,7 @@ def written(rows: list[list[object]]) -> str:
         "torch": torch.__version__,
         "date": str(date.today()),
         "what": "torch.cuda.max_memory_allocated of the fullest rank in steps with AdamW; NCCL ranks of one GPU",
-        "columns": ["model", "batch of a rank", "amp", "ranks", "baseline", "recompute", "bytes"],
+        "columns": ["model", "batch of a rank", "precision", "ranks", "baseline", "recompute", "bytes"],
     }
     lines = ",\n  ".join(json.dumps(row) for row in rows)
     return json.dumps(about, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n'
@@ -121,9 +121,11 @@ def written(rows: list[list[object]]) -> str:
 def show() -> None:
     found = json.loads(DATA.read_text())
     print(f"peak memory of a rank, {found['machine']}, torch {found['torch']}, {found['date']}")
-    for model, batch, amp, ranks, baseline, again, size in found["rows"]:
-        peak = predicted(Case(model, batch, amp), ranks, baseline, again).fullest.peak
-        name = f"{model:<12}{batch:>4}  {amp or 'float32':<10}{ranks} ranks  {baseline + ', recomputed' * again:<24}"
+    for model, batch, precision, ranks, baseline, again, size in found["rows"]:
+        peak = predicted(Case(model, batch, precision), ranks, baseline, again).fullest.peak
+        name = (
+            f"{model:<12}{batch:>4}  {precision or 'float32':<10}{ranks} ranks  {baseline + ', recomputed' * again:<24}"
+        )
         print(f"{name}{peak / 1e9:>9.3f} GB{size / 1e9:>9.3f} GB{peak / size:>8.3f}", flush=True)
 
 

@@ -101,7 +101,7 @@ class Llama:
     def predicted(self) -> float:
         devices = self.data * self.tensor
         batch = self.batch * self.data
-        graph = load_graph(Request(self.model, batch, options={"amp": "cuda:bfloat16"}))
+        graph = load_graph(Request(self.model, batch, options={"precision": "autocast:cuda"}))
         topology = _with_less_power(ss.Topology.parse(f"h100:{devices // 8}x8"))
         strategy = _sequence_parallel(tensor_parallel(graph, topology, self.tensor), self.data, self.tensor)
         strategy = strategy.replace(

@@ -30,7 +30,7 @@ def training_of(
     model: str, ranks: int, folder: Path, *options: str, restarts: int = 0, cache: Path | None = None
 ) -> Training:
     """A model on so many ranks, with checkpoints in a folder."""
-    given = ("--batch", "12", "--dtype", "float64", "--optimizer", "adamw", "--steps", str(STEPS))
+    given = ("--batch", "12", "--precision", "float64", "--optimizer", "adamw", "--steps", str(STEPS))
     places = ("-t", f"cpu:1x{ranks}", "--save", str(folder))
     environment = {"SOAPSTONE_CACHE": str(cache or folder.parent / "cache")}
     return Training(*MODELS[model], *given, *places, *options, ranks=ranks, restarts=restarts, environment=environment)

@@ -231,7 +231,7 @@ def test_compare_puts_the_approaches_side_by_side(
     baselines = ["data", "model", "expert", "zero1", "fsdp", "megatron", "pipeline"]
     assert [row[0] for row in rows] == [*baselines, "optcnn", "paper", "soapstone"]
     assert rows[0][3] == "1.00x"
-    assert run(monkeypatch, *words, "--dtype", "float64", "--methods", "soapstone, data", "--json") == 0
+    assert run(monkeypatch, *words, "--precision", "float64", "--methods", "soapstone, data", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [*found] == ["soapstone", "data"]
     assert found["soapstone"]["speed_up"] >= 1
@@ -334,7 +334,7 @@ PREDICTING_WRONG = {
     "no such file": (["-t", "absent.yaml"], "there is no topology file absent.yaml; `soapstone calibrate` writes one"),
     "an unknown strategy": (["-t", "p100:1x2", "-s", "magic"], "there is no strategy 'magic'; use data, model, expert"),
     "an unknown optimizer": (["-t", "p100:1x2", "--optimizer", "magic"], "no costs for optimizer 'magic'"),
-    "an unknown dtype": (["-t", "p100:1x2", "--dtype", "int3"], "dtype 'int3' is not known"),
+    "an unknown dtype": (["-t", "p100:1x2", "--precision", "int3"], "dtype 'int3' is not known"),
     "two batches": (
         ["-t", "p100:1x2", "--batch", "4", "--batch-per-device", "2"],
         "--batch and --batch-per-device say",
@@ -366,9 +366,9 @@ def test_simulate_says_what_fills_the_memory_and_what_does_not_fit(
     assert "is the fullest, with" in said
     assert "optimizer state" in said
     assert "does not fit" not in said
-    assert run(monkeypatch, *words, "--dtype", "bfloat16") == 0
+    assert run(monkeypatch, *words, "--precision", "bfloat16") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "are bfloat16, too; with --amp bfloat16 instead of --dtype they stay float32" in said
+    assert "are bfloat16, too; with --precision autocast instead of --precision they stay float32" in said
     topology = tmp_path / "tiny.yaml"
     devices = [replace(device, memory=10**6) for device in ss.Topology.parse("k80:1x2").devices]
     replace(ss.Topology.parse("k80:1x2"), devices=tuple(devices)).save(topology)

@@ -17,7 +17,7 @@ MISSPELT = {
     "an option": ((*LENET, "--bach", "3"), "did you mean --batch?"),
     "a model": (("show", "LeNett"), "did you mean lenet?"),
     "a size": (("show", "lenet", "--size", "clases=3"), "did you mean classes?"),
-    "a dtype": ((*LENET, "--dtype", "flaot32"), "did you mean float32?"),
+    "a dtype": ((*LENET, "--precision", "flaot32"), "did you mean float32?"),
     "a preset": (("simulate", "lenet", "-t", "p10:1x2"), "did you mean p100?"),
     "a strategy": ((*LENET, "-s", "epxert"), "did you mean expert?"),
     "costs": ((*LENET, "--costs", "mesured"), "did you mean measured?"),

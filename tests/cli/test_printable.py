@@ -71,7 +71,7 @@ def test_commands_print_hostile_names_as_text(files: Soapstone) -> None:
         ("show", f"{NAME}:{HOSTILE}"),
         ("show", f"{NAME}:mak"),
         ("show", "lenet", "--size", f"{HOSTILE}=3"),
-        ("show", "lenet", "--dtype", HOSTILE),
+        ("show", "lenet", "--precision", HOSTILE),
         ("show", "lenet", f"--{HOSTILE}"),
         ("simulate", "lenet", "-t", HOSTILE),
         ("simulate", "lenet", "-t", f"{HOSTILE}.yaml"),

@@ -24,7 +24,7 @@ from tests.support.waiting import HANG
 from .launch import run_command
 
 ROOT = Path(__file__).parents[2]
-MODEL = ("lenet", "--batch", "8", "--dtype", "float64")
+MODEL = ("lenet", "--batch", "8", "--precision", "float64")
 
 
 @cache

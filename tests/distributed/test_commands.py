@@ -28,7 +28,7 @@ def soapstone(folder: Path, *words: str) -> Done:
     return run_command(folder, words)[0]
 
 
-MODEL = ("lenet", "--batch", "8", "--dtype", "float64")
+MODEL = ("lenet", "--batch", "8", "--precision", "float64")
 
 
 def test_calibration_becomes_a_topology_that_training_is_predicted_with(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_training_resumes_with_another_strategy_and_more_ranks(tmp_path: Path) -
 
 def test_training_goes_on_from_the_newest_undamaged_checkpoint_in_another_type(tmp_path: Path) -> None:
     folder, model = tmp_path / "saved", ("lenet", "--batch", "8", "-t", "cpu:1x1", "--save", str(tmp_path / "saved"))
-    done = on_ranks(tmp_path, "train", *model, "--dtype", "float64", "--steps", "2", "--every", "2", ranks=1)
+    done = on_ranks(tmp_path, "train", *model, "--precision", "float64", "--steps", "2", "--every", "2", ranks=1)
     assert done.status == 0, done.err
     (folder / "step-000000005" / "checkpoint.json").unlink()
     weights = tmp_path / "weights.pt"

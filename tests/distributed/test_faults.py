@@ -22,7 +22,7 @@ from tests.support.waiting import HANG
 
 from .launch import meeting
 
-MODEL = ("lenet", "--batch", "8", "--dtype", "float64", "--optimizer", "adamw", "-t", "cpu:1x2")
+MODEL = ("lenet", "--batch", "8", "--precision", "float64", "--optimizer", "adamw", "-t", "cpu:1x2")
 
 
 def has_saved(folder: Path) -> bool:

@@ -34,17 +34,17 @@ def test_a_model_on_the_gpu_gives_the_same_graph(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "alexnet", "rnnlm", "resnet-101"])
 def test_autocast_gives_the_same_graph_wherever_the_model_lives(name: str) -> None:
-    here = ss.capture(zoo(name), amp="bfloat16")
+    here = ss.capture(zoo(name), precision="autocast")
     with torch.autocast("cuda", torch.bfloat16):
         around = ss.capture(zoo(name))
         there = ss.capture(zoo(name).on(CUDA))
     assert here.fingerprint == around.fingerprint == there.fingerprint
-    assert here.settings.amp == "cuda:bfloat16"
+    assert here.settings.precision == "autocast:cuda"
 
 
 @pytest.mark.parametrize("make", [lambda: zoo("gpt2"), lambda: zoo("llama"), lambda: zoo("rnnlm")])
 def test_autocast_on_one_rank_is_eager_autocast(make: Callable[[], ss.Workload]) -> None:
-    graph, topology = ss.capture(make(), amp="bfloat16"), ss.Topology.parse("h200:1x1")
+    graph, topology = ss.capture(make(), precision="autocast"), ss.Topology.parse("h200:1x1")
     work = make().on(CUDA)
     with torch.autocast("cuda", torch.bfloat16):
         wanted = work.compute_loss(*work.batch)

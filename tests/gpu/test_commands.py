@@ -48,8 +48,8 @@ def test_calibration_measures_links_and_leaves_no_daemon(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        (("gpt2", *SMALL), ("--amp", "bfloat16", "--compile", "-s", "data")),
-        (("gpt2", *SMALL), ("--dtype", "bfloat16", "-s", "model", "--cuda-graphs")),
+        (("gpt2", *SMALL), ("--precision", "autocast", "--compile", "-s", "data")),
+        (("gpt2", *SMALL), ("--precision", "bfloat16", "-s", "model", "--cuda-graphs")),
         (("alexnet", "--batch", "16"), ("-s", "expert",)),
         (("resnet-101", "--batch", "16", "--size", "blocks=1,1,1,1"), ("--batch-norm", "local", "-s", "data")),
     ],
@@ -131,7 +131,7 @@ def test_a_run_outlasts_the_time_that_ranks_wait_for_one_another(tmp_path: Path)
 
 def test_a_checkpoint_goes_on_under_another_strategy_and_more_ranks(tmp_path: Path) -> None:
     def losses(count: int, folder: str, *options: str) -> list[float]:
-        model = ("gpt2", *SMALL, "--dtype", "float64", "--optimizer", "adamw", "-t", f"h200:1x{count}", "--json")
+        model = ("gpt2", *SMALL, "--precision", "float64", "--optimizer", "adamw", "-t", f"h200:1x{count}", "--json")
         done = ranks(tmp_path, count, "-m", "soapstone", "train", *model, "--save", str(tmp_path / folder), *options)
         assert done.returncode == 0, done.stderr
         found: list[float] = json.loads(done.stdout)["losses"]

@@ -43,7 +43,7 @@ def test_a_node_whose_link_goes_down_is_named(tmp_path: Path) -> None:
 
 def test_training_resumes_on_another_number_of_nodes(tmp_path: Path) -> None:
     def losses(shape: str, folder: str, *options: str) -> list[float]:
-        model = ("gpt2", *SMALL, "--dtype", "float64", "--optimizer", "adamw", "-t", f"h200:{shape}", "--json")
+        model = ("gpt2", *SMALL, "--precision", "float64", "--optimizer", "adamw", "-t", f"h200:{shape}", "--json")
         done = on_nodes(tmp_path, shape, "soapstone", "train", *model, "--save", str(tmp_path / folder), *options)
         assert done.returncode == 0, done.stderr
         found: list[float] = json.loads(done.stdout)["losses"]

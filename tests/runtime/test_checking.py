@@ -47,11 +47,12 @@ LONG = ["autocast by CUDA's rules", "dropout and autocast"]  # as autocast on a 
 CASES: dict[str, tuple[Callable[[], ss.Workload], dict[str, Any]]] = {
     "float32": (gpt2, {}),
     "bfloat16": (lambda: gpt2("bfloat16"), {}),
-    "autocast": (gpt2, {"amp": "cpu:bfloat16"}),
-    "autocast by CUDA's rules": (gpt2, {"amp": "bfloat16"}),
+    "autocast": (gpt2, {"precision": "autocast:cpu"}),
+    "autocast by CUDA's rules": (gpt2, {"precision": "autocast"}),
+    "mixed": (gpt2, {"precision": "mixed"}),
     "local batch norm": (normed, {"batch_norm": "local"}),
     "dropout": (dropping, {}),
-    "dropout and autocast": (dropping, {"amp": "cpu:bfloat16"}),
+    "dropout and autocast": (dropping, {"precision": "autocast:cpu"}),
 }
 
 
@@ -94,7 +95,9 @@ def test_what_a_type_does_not_promise_is_asked_in_float64(
     assert "in float64 it is" in checked(name, ss.baselines.data_parallel, tmp_path)
 
 
-@pytest.mark.parametrize("name", cases(["float32", "bfloat16", "autocast", *LONG[:1]], long=LONG))
+@pytest.mark.parametrize(
+    "name", cases(["float32", "bfloat16", "autocast", "mixed", *LONG[:1]], long=[*LONG, "bfloat16"])
+)
 def test_a_wrong_op_is_found_in_any_type(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(place: Place, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         y: torch.Tensor = call(place, inputs)

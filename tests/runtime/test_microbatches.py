@@ -91,7 +91,7 @@ def test_clipping_and_evaluation() -> None:
 def test_autocast() -> None:
     """Shares of the loss follow its type."""
     work = ignoring().to("float32")
-    graph, topology = ss.capture(work, amp="cpu:bfloat16"), ss.Topology.parse("cpu:1x2")
+    graph, topology = ss.capture(work, precision="autocast:cpu"), ss.Topology.parse("cpu:1x2")
     strategy = ss.baselines.grid(graph, topology, (1, 1, 2), 4)
 
     workloads = [ignoring().to("float32") for _ in range(2)]

@@ -154,7 +154,7 @@ def test_weights_travel_in_the_type_in_which_they_are_used() -> None:
     def work() -> ss.Workload:
         return ss.Workload(copy.deepcopy(model), (x,), loss=nn.functional.mse_loss, targets=(y,))
 
-    graph, topology = ss.capture(work(), amp="cpu:bfloat16"), ss.Topology.parse(f"cpu:1x{RANKS}")
+    graph, topology = ss.capture(work(), precision="autocast:cpu"), ss.Topology.parse(f"cpu:1x{RANKS}")
     types = dict(zip((tensor.name for tensor in graph.tensors), graph.read_types))
     assert {name for name, kind in types.items() if kind == "bfloat16"} >= {"0.weight", "0.bias", "2.weight"}
     assert types["1.weight"] == "float32"

@@ -88,8 +88,8 @@ class Calls(nn.Module):
         return self.function(x, self.weight)
 
 
-def captured(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], amp: str) -> ss.OperatorGraph:
-    return ss.capture(Calls(function), (torch.randn(4, 6),), loss=lambda y: y.float().sum(), amp=amp)
+def captured(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], precision: str) -> ss.OperatorGraph:
+    return ss.capture(Calls(function), (torch.randn(4, 6),), loss=lambda y: y.float().sum(), precision=precision)
 
 
 def types_of(graph: ss.OperatorGraph, kind: str) -> list[str]:
@@ -97,17 +97,17 @@ def types_of(graph: ss.OperatorGraph, kind: str) -> list[str]:
     return [op.values[step.outputs[0]].dtype for op in graph.ops for step in op.steps if step.kind == kind]
 
 
-@pytest.mark.parametrize("amp", ["bfloat16", "cpu:bfloat16"])
-def test_code_that_reads_a_type_reads_that_of_eager_pytorch(amp: str) -> None:
+@pytest.mark.parametrize("precision", ["autocast", "autocast:cpu"])
+def test_code_that_reads_a_type_reads_that_of_eager_pytorch(precision: str) -> None:
     def reads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         y = x @ weight
         return (y.float() * 2).to(y.dtype).sqrt()
 
-    assert types_of(captured(reads, amp), "sqrt") == ["bfloat16"]
+    assert types_of(captured(reads, precision), "sqrt") == ["bfloat16"]
 
 
-@pytest.mark.parametrize("amp", ["bfloat16", "cpu:bfloat16"])
-def test_a_region_switches_autocast_off_and_no_grad_may_stand_inside(amp: str) -> None:
+@pytest.mark.parametrize("precision", ["autocast", "autocast:cpu"])
+def test_a_region_switches_autocast_off_and_no_grad_may_stand_inside(precision: str) -> None:
     """As rotary embeddings of transformers do, which name the type of the device that the model lies on."""
 
     def turns(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_a_region_switches_autocast_off_and_no_grad_may_stand_inside(amp: str) -
         assert torch.get_autocast_dtype("cpu") == BFLOAT16
         return (x @ weight) * angle.cos()
 
-    graph = captured(turns, amp)
+    graph = captured(turns, precision)
     assert types_of(graph, "cos") == ["float32"]
     assert types_of(graph, "matmul") == ["float32", "bfloat16"]
     assert [t.name for t in graph.tensors if t.source == "parameter" and t.grad] == ["weight"]
@@ -150,7 +150,7 @@ FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_written_in_other_ways_is_cast_too(name: str) -> None:
     function, kind, wanted = FUNCTIONS[name]
-    assert types_of(captured(function, "bfloat16"), kind) == [wanted]
+    assert types_of(captured(function, "autocast"), kind) == [wanted]
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], str]] = {
@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], s
 def test_casts_that_cannot_be_followed_are_refused(name: str) -> None:
     function, sentence = REFUSED[name]
     with pytest.raises(ss.SoapstoneError, match=sentence):
-        captured(function, "bfloat16")
+        captured(function, "autocast")
 
 
 def test_a_weight_is_cast_once_in_a_region() -> None:
@@ -213,7 +213,7 @@ def test_hugging_faces_models_train_as_under_torchs_own_autocast(name: str) -> N
     work = still(name)
     with torch.autocast("cpu", BFLOAT16):
         wanted = train_plain(work, [work.batch])
-    graph = ss.capture(still(name), amp="cpu:bfloat16")
+    graph = ss.capture(still(name), precision="autocast:cpu")
     strategy = ss.baselines.data_parallel(graph, ss.Topology.parse("cpu:1x2"))
     for found in train_threads(lambda: still(name), graph, strategy, [work.batch]):
         assert torch.allclose(found.losses[0], wanted.losses[0], rtol=1e-5)
@@ -226,6 +226,6 @@ def test_hugging_faces_models_train_as_under_torchs_own_autocast(name: str) -> N
 
 @pytest.mark.parametrize("name", cases(TRAINED, long=set(TRAINED) - SHORT))
 def test_hugging_faces_models_are_captured_by_cudas_rules_without_cuda(name: str) -> None:
-    graph = ss.capture(huggingface.workload(name), amp="bfloat16")
+    graph = ss.capture(huggingface.workload(name), precision="autocast")
     products = {kind for name in ("linear", "addmm", "matmul", "convolution") for kind in types_of(graph, name)}
     assert "bfloat16" in products

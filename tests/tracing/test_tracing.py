@@ -356,11 +356,11 @@ def dtypes(graph: ss.OperatorGraph) -> dict[str, str]:
 
 def test_autocast_of_a_device_that_is_not_here_follows_that_devices_rules() -> None:
     x = torch.randn(4, 6)
-    cuda = ss.capture(Mixed(), (x,), loss=torch.sum, amp="bfloat16")
-    assert cuda.settings.amp == "cuda:bfloat16"
+    cuda = ss.capture(Mixed(), (x,), loss=torch.sum, precision="autocast")
+    assert cuda.settings.precision == "autocast:cuda"
     found = dtypes(cuda)
     assert (found["first"], found["norm"], found["last"]) == ("bfloat16", "float32", "bfloat16")
-    cpu = dtypes(ss.capture(Mixed(), (x,), loss=torch.sum, amp="cpu:bfloat16"))
+    cpu = dtypes(ss.capture(Mixed(), (x,), loss=torch.sum, precision="autocast:cpu"))
     assert cpu["first"] == "bfloat16"
     assert {t.name for t in cuda.tensors if t.grad} >= {"first.weight", "norm.weight"}
     plain = ss.capture(Mixed(), (x,), loss=torch.sum)
@@ -377,7 +377,7 @@ def test_a_region_of_another_device_inside_forward_is_taken_over() -> None:
 
 def test_autocast_is_part_of_evaluation() -> None:
     work = ss.Workload(Mixed(), (torch.randn(4, 6),), loss=torch.sum)
-    graph = ss.capture(work, amp="cpu:bfloat16")
+    graph = ss.capture(work, precision="autocast:cpu")
     assert dtypes(capture_output(work, graph))["first"] == "bfloat16"
 
 
@@ -392,17 +392,18 @@ class Spread(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "amp", "wanted"),
+    ("model", "precision", "wanted"),
     [
-        (Mixed(), "float16", "float16 needs a loss scale"),
-        (Mixed(), "float8", "amp='float8' is not known"),
-        (Mixed(), "float64", "is not known; use cuda:bfloat16"),
+        (Mixed(), "float16", "in the types that it has; convert it before: model.to.torch.float16"),
+        (Mixed(), "float8", "precision='float8' is not known"),
         (Spread(), "", "'first.weight' on cpu and 'last.weight' on meta|'first.bias' on cpu and 'last.bias' on meta"),
     ],
 )
-def test_what_cannot_be_cast_or_lies_in_several_places_is_refused(model: nn.Module, amp: str, wanted: str) -> None:
+def test_what_cannot_be_cast_or_lies_in_several_places_is_refused(
+    model: nn.Module, precision: str, wanted: str
+) -> None:
     with pytest.raises(ss.SoapstoneError, match=wanted):
-        ss.capture(model, (torch.randn(4, 6),), loss=torch.sum, amp=amp)
+        ss.capture(model, (torch.randn(4, 6),), loss=torch.sum, precision=precision)
 
 
 class LengthFirst(nn.Module):

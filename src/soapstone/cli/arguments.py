@@ -23,14 +23,13 @@ from ..strategy import Strategy, arguments_in
 from ..topology import Topology, neighbours_of
 from . import completion
 from .common import (
-    Amp,
     Batch,
     BatchNorm,
     BatchPerDevice,
     Chunk,
-    Dtype,
     Fresh,
     ModelName,
+    Precision,
     Sizes,
     captured,
     request_of,
@@ -144,8 +143,7 @@ def read_case(
     topology: TopologyName,
     batch: Batch = None,
     batch_per_device: BatchPerDevice = None,
-    dtype: Dtype = "float32",
-    amp: Amp = "",
+    precision: Precision = "float32",
     optimizer: Optimizer = "adam",
     bucket_bytes: BucketBytes = None,
     sizes: Sizes = None,
@@ -156,8 +154,8 @@ def read_case(
     fit: Fit = False,
 ) -> Case:
     arguments = {
-        "model": model, "topology": topology, "batch": batch, "batch_per_device": batch_per_device, "dtype": dtype,
-        "amp": amp, "sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "optimizer": optimizer,
+        "model": model, "topology": topology, "batch": batch, "batch_per_device": batch_per_device,
+        "precision": precision, "sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "optimizer": optimizer,
         "bucket_bytes": bucket_bytes, "costs": costs,
     }  # fmt: skip
     return case_on(topology_of(topology), arguments, fresh, fit)
@@ -168,8 +166,8 @@ def case_on(machines: Topology, arguments: Mapping[str, Any], fresh: bool = Fals
     given = dict(arguments)
     training = Training(costs_of(given["costs"], machines), given["optimizer"], given["bucket_bytes"])
     request = request_of(
-        given["model"], given["batch"], given["sizes"], given["chunk"], given["batch_norm"], given["dtype"],
-        given["batch_per_device"], machines, given["amp"],
+        given["model"], given["batch"], given["sizes"], given["chunk"], given["batch_norm"], given["precision"],
+        given["batch_per_device"], machines,
     )  # fmt: skip
     check_request(request)
     return Case(request, cache(lambda: captured(request, fresh)), machines, training, given, fit)

@@ -17,9 +17,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import SoapstoneError, printable
+from ..errors import SoapstoneError, meant, printable
 from ..graph import OperatorGraph
-from ..loading import Request, load_graph
+from ..loading import DTYPES, Request, load_graph
 from ..topology import Topology
 from ..zoo.catalogue import Size
 from . import completion
@@ -32,12 +32,12 @@ ModelName = Annotated[
 ]
 Batch = Annotated[int | None, typer.Option(min=1, help="The whole batch, for a model of the zoo.")]
 BatchPerDevice = Annotated[int | None, typer.Option(min=1, help="The batch for each device, instead of the whole one.")]
-Dtype = Annotated[
+Precision = Annotated[
     str,
-    typer.Option(help="Of parameters, activations and optimizer state: float32, bfloat16, float16 or float64."),
-]
-Amp = Annotated[
-    str, typer.Option(help="Mixed precision: bfloat16 casts as torch.autocast does; parameters stay as they are.")
+    typer.Option(
+        help="autocast: as torch.autocast casts to bfloat16; mixed: computed in bfloat16, parameters and optimizer "
+        "state in float32; or all of it in float32, bfloat16, float16 or float64."
+    ),
 ]
 Sizes = Annotated[
     list[str] | None, typer.Option("--size", metavar="NAME=N", help="A size of a zoo model, such as layers=4.")
@@ -195,17 +195,17 @@ def graph_of(
     batch_norm: str,
     fresh: bool,
     *,
-    dtype: str = "float32",
+    precision: str = "float32",
     per_device: int | None = None,
     devices: Topology | None = None,
 ) -> OperatorGraph:
     """The graph that a command's arguments ask for."""
-    return captured(request_of(model, batch, sizes, chunk, batch_norm, dtype, per_device, devices), fresh)
+    return captured(request_of(model, batch, sizes, chunk, batch_norm, precision, per_device, devices), fresh)
 
 
 def request_of(
-    model: str, batch: int | None, sizes: list[str] | None, chunk: int, batch_norm: str, dtype: str = "float32",
-    per_device: int | None = None, devices: Topology | None = None, amp: str = "",
+    model: str, batch: int | None, sizes: list[str] | None, chunk: int, batch_norm: str, precision: str = "float32",
+    per_device: int | None = None, devices: Topology | None = None,
 ) -> Request:  # fmt: skip
     """The model that a command's arguments name."""
     if per_device is not None and devices is not None:
@@ -213,9 +213,16 @@ def request_of(
             raise SoapstoneError("--batch and --batch-per-device say the same thing twice; give one of them")
         batch = per_device * devices.num_devices
     options: dict[str, Any] = {"chunk": chunk, "batch_norm": batch_norm}
-    if amp:
+    dtype = precision if precision in DTYPES else "float32"
+    if precision == "autocast":
         rules = "cpu" if devices is not None and devices.devices[0].kind.startswith("cpu") else "cuda"
-        options["amp"] = f"{rules}:{amp}"
+        options["precision"] = f"autocast:{rules}"
+    elif precision == "mixed":
+        options["precision"] = precision
+    elif dtype != precision:
+        known = [*DTYPES, "autocast", "mixed"]
+        remedy = meant(precision, known, f"use {', '.join(known)}")
+        raise SoapstoneError(f"precision {precision!r} is not known; {remedy}")
     return Request(model, batch, dict(map(_size, sizes or [])), options, dtype)
 
 

@@ -13,7 +13,7 @@ EXAMPLES = {
     "simulate": (
         "soapstone simulate nmt -t p100:4x4",
         "soapstone simulate nmt -t p100:4x4 -s nmt.p100-4x4.json --trace t.json",
-        "soapstone simulate gpt2 -t h100:1x4+a100:1x8 --dtype bfloat16 --json",
+        "soapstone simulate gpt2 -t h100:1x4+a100:1x8 --precision bfloat16 --json",
     ),
     "search": (
         "soapstone search nmt -t p100:4x4",

@@ -159,8 +159,8 @@ def _filled(sim: Simulation) -> list[Cell]:
     types = {parameter.dtype for parameter in sim.graph.parameters}
     if types and types <= HALVES:
         lines.append(
-            f"Parameters, gradients and optimizer state are {max(types)}, too; with --amp bfloat16 instead of --dtype "
-            "they stay float32."
+            f"Parameters, gradients and optimizer state are {max(types)}, too; with --precision mixed or autocast they "
+            "stay float32."
         )
     over = [(int(p) - d.memory, d) for p, d in zip(sim.memory.peak, sim.topology.devices) if p > d.memory]
     if over:

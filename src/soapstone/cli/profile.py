@@ -17,16 +17,15 @@ from ..topology import neighbours_of
 from . import completion
 from .arguments import Case, read_case, topology_of
 from .common import (
-    Amp,
     AsJson,
     Batch,
     BatchNorm,
     BatchPerDevice,
     Chunk,
-    Dtype,
     Fresh,
     Listing,
     ModelName,
+    Precision,
     Sizes,
     print_all,
     print_json,
@@ -54,8 +53,7 @@ def profile(
     topology: Where = None,
     batch: Batch = None,
     batch_per_device: BatchPerDevice = None,
-    dtype: Dtype = "float32",
-    amp: Amp = "",
+    precision: Precision = "float32",
     sizes: Sizes = None,
     chunk: Chunk = 1,
     batch_norm: BatchNorm = "global",
@@ -70,7 +68,7 @@ def profile(
     beside = neighbours_of(topology_of(where)) if device == "cpu" else 0
     costs = MeasuredCosts(device, beside=beside, again=again)
     options: dict[str, Any] = {"sizes": sizes, "chunk": chunk, "batch_norm": batch_norm, "fresh": fresh}
-    case = read_case(model, where, batch, batch_per_device, dtype, amp, **options)
+    case = read_case(model, where, batch, batch_per_device, precision, **options)
     begun = monotonic()
     try:
         measure_space(replace(case, training=replace(case.training, costs=costs)))

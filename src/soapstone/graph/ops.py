@@ -196,4 +196,4 @@ class Settings:
     batch_norm: str = "global"
     chunk: int = 1
     training: bool = True
-    amp: str = ""  # the autocast around the model, such as cuda:bfloat16
+    precision: str = ""  # "autocast:cuda", "autocast:cpu" or "mixed"; else in the types that the model has

@@ -79,12 +79,13 @@ def _attention_flops(call: Call, extents: Extents) -> int:
 
 
 def _attention_extra(call: Call, item: int) -> int:
-    """The sums of each row. Fused kernels for numbers of 4 bytes take no grouped queries: there, the scores, the scaled
-    queries and the repeated keys and values are kept."""
-    rows = prod(call.outputs[0][:-1])
+    """The sums of each row. Fused kernels share keys among heads for numbers of two bytes only: others keep them
+    repeated."""
+    rows, heads = prod(call.outputs[0][:-1]), prod(call.outputs[0][:-2])
     if not call.args["enable_gqa"] or item < 4:
         return rows * item
-    return (rows * call.shape("key")[-2] + 3 * prod(call.outputs[0])) * item
+    width = call.shape("key")[-1] + call.shape("value")[-1]
+    return (rows + heads * call.shape("key")[-2] * width) * item
 
 
 _PRODUCT = Rule(_matmul, family="dense", partial=Partial(), flops=times(2), saves="factors", heavy=True)

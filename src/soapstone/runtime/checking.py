@@ -24,6 +24,7 @@ from ..graph import OperatorGraph
 from ..strategy import Configuration, Strategy
 from ..topology import Topology
 from ..tracing import Workload, capture
+from ..tracing.precision import DEVICE_TYPES, eager_loss
 from .launch import parallelize
 from .locating import difference, first_difference
 from .parallel import Parallel
@@ -110,7 +111,7 @@ class _Ranks:
         plain = _plain_says_the_same(graph, strategy, self.place)
         running = self.running | {"dropout": "replay" if plain else "counter", "device": self.place}
         torch.manual_seed(self.seed)
-        wanted = _plain(work, _amp_of(graph)) if plain else _one_device(work, graph, strategy, running)
+        wanted = _plain(work, graph.settings.precision) if plain else _one_device(work, graph, strategy, running)
         torch.manual_seed(self.seed)
         made = parallelize(work, graph, strategy.topology, strategy, transport=self.transport, **running)
         errors = _differences(_trained(made, work), wanted, _floor(graph))
@@ -138,13 +139,13 @@ def _plain_says_the_same(graph: OperatorGraph, strategy: Strategy, place: torch.
     """Whether plain PyTorch on one device computes what the graph does. A GPU's own dropout masks cannot be drawn
     again, nor those of microbatches; local batch norm takes the statistics of parts, any of microbatches; and autocast
     follows the device that it names."""
-    amp = graph.settings.amp
+    rules = graph.settings.precision.removeprefix("autocast:")
     if strategy.microbatches > 1 and (graph.draws or graph.has_batch_norm):
         return False
     return not (
         (graph.draws and place.type == "cuda")
         or graph.settings.batch_norm == "local"
-        or (amp and amp.partition(":")[0] != place.type)
+        or (rules in DEVICE_TYPES and rules != place.type)
     )
 
 
@@ -152,11 +153,6 @@ def _narrowest(graph: OperatorGraph) -> str:
     """The least exact type that anything is computed in."""
     used = {value.dtype for op in graph.ops for value in op.values}
     return max(used & TOLERANCES.keys(), key=lambda dtype: TOLERANCES[dtype])
-
-
-def _amp_of(graph: OperatorGraph) -> torch.dtype | None:
-    amp = graph.settings.amp.rpartition(":")[2]
-    return getattr(torch, amp) if amp else None
 
 
 def _floor(graph: OperatorGraph) -> float:
@@ -168,15 +164,14 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(list(parameters), lr=RATE)
 
 
-def _plain(work: Workload, amp: torch.dtype | None) -> Trained:
+def _plain(work: Workload, precision: str) -> Trained:
     """Plain PyTorch, on a copy of the model."""
     work = replace(work, model=deepcopy(work.model))
-    device, model = work.batch[0].device.type, work.model
+    model = work.model
 
     def step() -> torch.Tensor:
         model.zero_grad()
-        with torch.autocast(device, amp, enabled=amp is not None):
-            loss = work.compute_loss(*work.batch)
+        loss = eager_loss(work, work.batch, precision)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -246,14 +241,14 @@ def _allowed(work: Workload, graph: OperatorGraph, errors: dict[str, float], tra
 
 def _noise(work: Workload, graph: OperatorGraph) -> dict[str, float]:
     """What plain PyTorch in these types differs by from itself in wider ones, without dropout."""
-    amp = _amp_of(graph)
+    precision = graph.settings.precision
     with ExitStack() as stack:
         stack.enter_context(_NoDropout())
-        own = _plain(work, amp)
+        own = _plain(work, precision)
         wide = work
-        if amp is None:
+        if not precision:
             wide = replace(work, model=deepcopy(work.model)).to(WIDER[_narrowest(graph)])
-        wanted = _plain(wide, None)
+        wanted = _plain(wide, "")
     return _differences(own, wanted, _floor(graph))
 
 

@@ -150,7 +150,7 @@ def _check_scaler(optimizer: optim.Optimizer) -> None:
     if any(each.has_shard(_parameters(optimizer)) for each in _all()):
         raise RankError(
             "a GradScaler divides gradients by its scale, but parallel.step does not scale its loss; leave it out, and "
-            'capture with amp="bfloat16" for mixed precision'
+            'capture with precision="autocast"'
         )
 
 

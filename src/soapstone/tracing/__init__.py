@@ -13,7 +13,7 @@ from ..errors import CaptureError
 from ..graph import OperatorGraph, Settings
 from .build import build
 from .frozen import FrozenValues
-from .precision import Autocast, device_type
+from .precision import Autocast, device_type, precision_of
 from .read import trace
 from .workload import Workload, flattened
 
@@ -30,15 +30,16 @@ def capture(
     batch_dim: int | Sequence[int | None] = 0,
     batch_norm: str = "global",
     chunk: int = 1,
-    amp: str = "",
+    precision: str = "",
 ) -> OperatorGraph:
     """Return the operator graph of a workload, or of a model with its inputs, loss and targets.
 
     `batch_dim` is the batch's axis, or a list with one for each tensor of `work.batch`, None where it has none.
     `batch_norm="local"` takes statistics part by part. Recurrent layers are unrolled, `chunk` time steps to an op.
-    `amp="bfloat16"` casts as torch.autocast("cuda", torch.bfloat16) does, also where there is no GPU, "cpu:bfloat16" as
-    the CPU's autocast does; so does an autocast around this call. Raises CaptureError where torch.export rejects the
-    model, or the loss is not a scalar.
+    `precision="autocast"` casts as torch.autocast("cuda", torch.bfloat16) does, also where there is no GPU,
+    "autocast:cpu" as the CPU's autocast does; so does an autocast around this call. `precision="mixed"` computes in
+    bfloat16 with parameters that stay float32, as FSDP2's MixedPrecisionPolicy. Raises CaptureError where torch.export
+    rejects the model, or the loss is not a scalar.
     """
     if not isinstance(work, Workload):
         work = Workload(work, inputs, loss=loss, targets=targets, kwargs=kwargs or {})
@@ -47,10 +48,10 @@ def capture(
     if type(chunk) is not int or chunk < 1:
         raise CaptureError(f"chunk={chunk!r} is not a number of time steps; use 1 or more")
     dims = _batch_dims(batch_dim, work.batch)
-    autocast = Autocast.parse(amp) or Autocast.active(device_type(work))
+    asked = precision_of(precision) or Autocast.active(device_type(work))
     with torch.enable_grad():
-        found = trace(work.off_meta(), chunk, batch_norm, autocast)
-    return build(found, Settings(dims, batch_norm, chunk, work.model.training, str(autocast or "")))
+        found = trace(work.off_meta(), chunk, batch_norm, asked)
+    return build(found, Settings(dims, batch_norm, chunk, work.model.training, str(asked or "")))
 
 
 def capture_again(work: Workload, like: OperatorGraph) -> OperatorGraph:
@@ -61,7 +62,7 @@ def capture_again(work: Workload, like: OperatorGraph) -> OperatorGraph:
         batch_dim=list(settings.batch_dims),
         batch_norm=settings.batch_norm,
         chunk=settings.chunk,
-        amp=settings.amp,
+        precision=settings.precision,
     )
 
 
@@ -69,13 +70,12 @@ def capture_output(work: Workload, like: OperatorGraph) -> OperatorGraph:
     """The graph of a model's output in eval mode, with the settings that its training was captured with. The output
     stands where a loss would. Raises CaptureError where it is not one tensor."""
     training, settings = [(module, module.training) for module in work.model.modules()], like.settings
+    precision = precision_of(settings.precision)
     inputs = Workload(work.model, work.inputs, loss=_as_it_is if work.loss else None, kwargs=work.kwargs)
     work.model.eval()
     try:
         with torch.no_grad():  # as eval mode goes with
-            found = trace(
-                inputs.off_meta(), settings.chunk, settings.batch_norm, Autocast.parse(settings.amp), any_output=True
-            )
+            found = trace(inputs.off_meta(), settings.chunk, settings.batch_norm, precision, any_output=True)
     finally:
         for module, trains in training:  # some may be in eval mode for good
             module.training = trains

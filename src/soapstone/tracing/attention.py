@@ -38,10 +38,10 @@ def _unmasked(to: Recorder, inputs: Inputs, args: dict[str, Any]) -> tuple[Input
 
 
 def _grouped(to: Recorder, inputs: Inputs, args: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
-    """With the keys and values before they were repeated for the query heads that share them. Not with a mask, nor for
-    numbers of 4 bytes: for these no fused kernel takes fewer heads."""
+    """With the keys and values before they were repeated for the query heads that share them. Not with a mask, beside
+    which no fused kernel takes fewer heads."""
     key, value = _once_for_each_head(to, inputs["key"]), _once_for_each_head(to, inputs["value"])
-    if key is None or value is None or "attn_mask" in inputs or to.dtype(key) == "float32":
+    if key is None or value is None or "attn_mask" in inputs:
         return inputs, args
     if to.shape(key)[:-2] != to.shape(value)[:-2]:
         return inputs, args

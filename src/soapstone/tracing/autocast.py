@@ -149,12 +149,13 @@ class Casts(TorchFunctionMode):
 
 def _marked(autocast: Autocast | None) -> AbstractContextManager[None]:
     """Annotate the calls inside with the autocast that they are under."""
-    return annotate({_MARK: str(autocast or "")})
+    return annotate({_MARK: autocast.device if autocast is not None else ""})
 
 
 def autocast_of(node: fx.Node) -> Autocast | None:
     """What an exported call was under."""
-    return Autocast.parse((node.meta.get("custom") or {}).get(_MARK, ""))
+    device = (node.meta.get("custom") or {}).get(_MARK, "")
+    return Autocast(device) if device else None
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from .checkpoints import marked_checkpoints
 from .clocks import at_another_time
 from .frozen import Scalar, values_read
 from .observe import Observer, own_roots
-from .precision import DEVICE_TYPES, Autocast, device_type
+from .precision import DEVICE_TYPES, Autocast, Mixed, Precision, device_type, lowered
 from .pystate import Change, Snapshot
 from .repeats import marked_call, repeats, same_loss
 from .rewrite import REWRITES, SCATTERS
@@ -68,7 +68,7 @@ class _Training(nn.Module):
     def __init__(
         self,
         work: Workload,
-        autocast: Autocast | None,
+        precision: Precision | None,
         picks: Picks,
         refused: Change | None = None,
         settled: Sequence[Change] = (),
@@ -77,7 +77,7 @@ class _Training(nn.Module):
         self.picks = (picks,)
         self.model = work.model
         self.work = (work,)  # in a tuple, so that the model is registered once
-        self.autocast, self.own = autocast, device_type(work)
+        self.precision, self.own = precision, device_type(work)
         self.found = (_Found(),)
         self.refused = (refused,)
         self.settled = (settled,)
@@ -110,9 +110,11 @@ class _Training(nn.Module):
         return loss
 
     def _loss(self, batch: tuple[torch.Tensor, ...], observer: Observer | None = None) -> torch.Tensor:
-        work = self.work[0]
-        with casting(Casts(self.autocast, self.own)), _Watch(), self.picks[0], observer or nullcontext():
-            return work.compute_loss(*batch)
+        work, asked = self.work[0], self.precision
+        casts = Casts(asked if isinstance(asked, Autocast) else None, self.own)
+        model = lowered(work.model) if isinstance(asked, Mixed) else None
+        with casting(casts), _Watch(), self.picks[0], observer or nullcontext():
+            return work.compute_loss(*batch, model=model)
 
 
 class _Watch(TorchFunctionMode):
@@ -185,7 +187,7 @@ class Export(NamedTuple):
     read: dict[str, Scalar]
 
 
-def export(work: Workload, autocast: Autocast | None, some: bool = True) -> Export:
+def export(work: Workload, precision: Precision | None, some: bool = True) -> Export:
     """Export a workload, as if all masks that pick rows pick `some`, or as if they pick none. Raises CaptureError if
     torch.export rejects it, or if a second call would not compute the same as the first."""
     picks = Picks(some)
@@ -200,7 +202,7 @@ def export(work: Workload, autocast: Autocast | None, some: bool = True) -> Expo
             stack.enter_context(decided_chances())
             stack.enter_context(kept_random_state())
             stack.enter_context(refused_draws())
-            program, read = _exported(work, autocast, picks)
+            program, read = _exported(work, precision, picks)
             _drop_idle_dropout(program.graph)
             _refuse_hidden_writes(program.graph_module)
             check_casts(program.graph_module)
@@ -224,9 +226,9 @@ def _sentence(error: Exception, model: str) -> str:
 
 
 def _exported(
-    work: Workload, autocast: Autocast | None, picks: Picks
+    work: Workload, precision: Precision | None, picks: Picks
 ) -> tuple[torch.export.ExportedProgram, dict[str, Scalar]]:
-    training = _Training(work, autocast, picks)
+    training = _Training(work, precision, picks)
     found = training.found[0]
     try:
         program = _export(training)
@@ -258,7 +260,7 @@ def _settles(training: _Training, program: torch.export.ExportedProgram) -> bool
     found, work = training.found[0], training.work[0]
     if found.clock is not None or not all(change.is_plain for change in found.changes):
         return False
-    later = _Training(work, training.autocast, Picks(training.picks[0].some), settled=found.changes)
+    later = _Training(work, training.precision, Picks(training.picks[0].some), settled=found.changes)
     try:
         again = _export(later)
     except Exception:  # the export of two calls says why
@@ -281,14 +283,14 @@ def _check_repeats(training: _Training, program: torch.export.ExportedProgram | 
     if program is not None and _settles(training, program):
         return
     some = training.picks[0].some
-    twice = _export(_Training(work, training.autocast, Picks(some)), again=True)
+    twice = _export(_Training(work, training.precision, Picks(some)), again=True)
     if repeats(twice, len(work.batch)):
         return
     if not found.changes:
         raise CaptureError(
             f"the model computes with the time ({found.clock}), which would always be that of the capture; {OUTSIDE}"
         )
-    _export(_Training(work, training.autocast, Picks(some), found.changes[0]))
+    _export(_Training(work, training.precision, Picks(some), found.changes[0]))
 
 
 def is_readable(module: fx.GraphModule) -> bool:

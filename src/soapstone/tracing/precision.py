@@ -1,16 +1,22 @@
-"""Mixed precision: which autocast a model is captured under."""
+"""Precision: autocast's, or parameters that are cast before they are used, as FSDP2's MixedPrecisionPolicy has it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from ..errors import CaptureError
 from .workload import Workload
 
 DEVICE_TYPES = ("cpu", "cuda")
+LOWER = torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,7 @@ class Autocast:
     """To a type, by the rules of a device type. Raises CaptureError for what training here cannot do."""
 
     device: str
-    dtype: torch.dtype
+    dtype: torch.dtype = LOWER
 
     def __post_init__(self) -> None:
         if self.dtype == torch.float16:
@@ -26,22 +32,12 @@ class Autocast:
                 "autocast to float16 needs a loss scale, which training here does not have; "
                 "use bfloat16: torch.autocast(device, torch.bfloat16)"
             )
-        if self.device not in DEVICE_TYPES or self.dtype != torch.bfloat16:
-            raise CaptureError(f"autocast to {self} is not known; use cuda:bfloat16 or cpu:bfloat16")
+        if self.device not in DEVICE_TYPES or self.dtype != LOWER:
+            name = str(self.dtype).removeprefix("torch.")
+            raise CaptureError(f"autocast of {self.device} to {name} is not known; use that of cuda or cpu to bfloat16")
 
     def __str__(self) -> str:
-        return f"{self.device}:{str(self.dtype).removeprefix('torch.')}"
-
-    @classmethod
-    def parse(cls, text: str) -> Autocast | None:
-        """`cuda:bfloat16`, or `bfloat16` alone, which means CUDA's rules; nothing for an empty text."""
-        if not text:
-            return None
-        device, _, name = text.rpartition(":")
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype):
-            raise CaptureError(f"amp={text!r} is not known; use 'bfloat16', 'cuda:bfloat16' or 'cpu:bfloat16'")
-        return cls(device or "cuda", dtype)
+        return f"autocast:{self.device}"
 
     @classmethod
     def active(cls, own: str) -> Autocast | None:
@@ -50,6 +46,58 @@ class Autocast:
             if torch.is_autocast_enabled(device):
                 return cls(device, torch.get_autocast_dtype(device))
         return None
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Parameters, their gradients and the optimizer's state stay as they are; the model computes in bfloat16. Buffers
+    stay, too: rotary frequencies need their digits."""
+
+    def __str__(self) -> str:
+        return "mixed"
+
+
+Precision = Autocast | Mixed
+PRECISIONS: dict[str, Precision | None] = {
+    "": None, "autocast": Autocast("cuda"), "autocast:cuda": Autocast("cuda"), "autocast:cpu": Autocast("cpu"),
+    "mixed": Mixed(),
+}  # fmt: skip
+
+
+def precision_of(text: str) -> Precision | None:
+    """`autocast` alone means CUDA's rules; nothing for an empty text: in the types that the model has."""
+    if text in ("float16", "bfloat16", "float32", "float64"):
+        raise CaptureError(f"a model is captured in the types that it has; convert it before: model.to(torch.{text})")
+    if text not in PRECISIONS:
+        raise CaptureError(f"precision={text!r} is not known; use {', '.join(map(repr, filter(None, PRECISIONS)))}")
+    return PRECISIONS[text]
+
+
+def lowered(model: nn.Module) -> Callable[..., Any]:
+    """A call of a model with its parameters and all it is given in bfloat16. Batch norm keeps its own, as its kernels
+    ask for the type of the running statistics."""
+    kept = {id(p) for m in model.modules() if "running_mean" in m._buffers for p in m.parameters(recurse=False)}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        parameters = {name: _lower(p) for name, p in model.named_parameters() if id(p) not in kept}
+        return functional_call(model, parameters, tree_map(_lower, args), tree_map(_lower, kwargs))
+
+    return call
+
+
+def _lower(x: Any) -> Any:
+    return x.to(LOWER) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def eager_loss(
+    work: Workload, batch: tuple[torch.Tensor, ...], precision: str, model: nn.Module | None = None
+) -> torch.Tensor:
+    """The loss as plain PyTorch computes it in a precision; perhaps of a model that wraps the workload's."""
+    asked, model = precision_of(precision), work.model if model is None else model
+    if isinstance(asked, Mixed):
+        return work.compute_loss(*batch, model=lowered(model))
+    with torch.autocast(work.place.type, LOWER, enabled=asked is not None):
+        return work.compute_loss(*batch, model=model)
 
 
 def device_type(work: Workload) -> str:

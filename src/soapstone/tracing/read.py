@@ -35,7 +35,7 @@ from .export import (
     region,
     written,
 )
-from .precision import Autocast
+from .precision import Precision
 from .rewrite import REWRITES, SCATTERS
 from .routing import without_sorting
 from .trace import Chosen, Recorder, Trace, TraceCall, TraceValue, meaning
@@ -62,10 +62,12 @@ _CHOSEN = (
 )
 
 
-def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None, *, any_output: bool = False) -> Trace:
+def trace(
+    work: Workload, chunk: int, batch_norm: str, precision: Precision | None, *, any_output: bool = False
+) -> Trace:
     """The calls of a workload. Raises CaptureError where it cannot be exported, or the loss is no scalar; `any_output`
     takes another tensor in its place."""
-    program, picks, values = export(work, autocast)
+    program, picks, values = export(work, precision)
 
     def read(program: torch.export.ExportedProgram, nothing: bool = False) -> Trace:
         recorder = Recorder(chunk)
@@ -76,7 +78,7 @@ def trace(work: Workload, chunk: int, batch_norm: str, autocast: Autocast | None
         found = read(program)
     except GuardOnDataDependentSymNode:
         raise CaptureError(_CHOSEN.format("")) from None
-    if picks and not _nothing_is_nothing(read, program, lambda: export(work, autocast, some=False).program):
+    if picks and not _nothing_is_nothing(read, program, lambda: export(work, precision, some=False).program):
         raise CaptureError(_IF_NONE.format(type(work.model).__name__))
     found.frozen = values
     return found

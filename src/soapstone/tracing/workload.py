@@ -45,9 +45,19 @@ class Workload:
             raise CaptureError("targets are given, but no loss that takes them; pass loss=")
 
     def to(self, dtype: str) -> Workload:
-        """The same in another floating-point type; the model itself is changed."""
+        """The same in another floating-point type; the model itself is changed. In one of two bytes, buffers stay as
+        they are, but for running statistics: rotary frequencies need their digits."""
         wanted: torch.dtype = getattr(torch, dtype)
-        return self.mapped(self.model.to(wanted), lambda x: x.to(wanted) if x.is_floating_point() else x)
+        kept = [
+            (module, name, buffer)
+            for module in self.model.modules()
+            for name, buffer in module._buffers.items()
+            if wanted.itemsize == 2 and not name.startswith("running_")
+        ]
+        self.model.to(wanted)
+        for module, name, buffer in kept:
+            module._buffers[name] = buffer
+        return self.mapped(self.model, lambda x: x.to(wanted) if x.is_floating_point() else x)
 
     @property
     def place(self) -> torch.device:
@@ -85,8 +95,8 @@ class Workload:
         given = iter(batch)
         return self.mapped(self.model, lambda tensor: next(given, tensor))
 
-    def compute_loss(self, *batch: torch.Tensor, model: nn.Module | None = None) -> torch.Tensor:
-        """The loss of a batch on one device, as plain PyTorch computes it; or with a model that wraps this one."""
+    def compute_loss(self, *batch: torch.Tensor, model: Callable[..., Any] | None = None) -> torch.Tensor:
+        """The loss of a batch on one device, as plain PyTorch computes it; or with another call of the model."""
         given = iter(batch)
         inputs, kwargs, targets = self._changed(lambda tensor: next(given, tensor))
         output = (self.model if model is None else model)(*inputs, **kwargs)

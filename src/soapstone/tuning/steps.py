@@ -19,6 +19,7 @@ from ..runtime.optimizers import torch_optimizer
 from ..simulator import Training
 from ..strategy import Strategy
 from ..tracing import Workload
+from ..tracing.precision import eager_loss
 
 RATE = 1e-3  # the learning rate, which changes no time
 Step = Callable[[], object]
@@ -77,7 +78,7 @@ def can_run_ddp(graph: OperatorGraph, transport: Transport) -> bool:
 
 
 def ddp_step(
-    work: Workload, *, optimizer: str = "sgd", batch_dims: Sequence[int | None] | None = None, amp: str = ""
+    work: Workload, *, optimizer: str = "sgd", batch_dims: Sequence[int | None] | None = None, precision: str = ""
 ) -> Step:
     """A step of DistributedDataParallel on this rank's share of the batch, as it is by default: each rank has the batch
     norm of its own samples. The workload's model stays as it is."""
@@ -86,13 +87,10 @@ def ddp_step(
     local = [t if axis is None else t.tensor_split(size, axis)[rank] for t, axis in zip(work.batch, dims)]
     model = DistributedDataParallel(deepcopy(work.model))
     updates = torch_optimizer(optimizer, model.parameters(), RATE)
-    cast = getattr(torch, amp.rpartition(":")[2]) if amp else None
-    device = work.place.type
 
     def step() -> None:
         updates.zero_grad()
-        with torch.autocast(device, cast, enabled=cast is not None):
-            loss = work.compute_loss(*local, model=model)
+        loss = eager_loss(work, tuple(local), precision, model)
         loss.backward()  # type: ignore[no-untyped-call]
         updates.step()
 

@@ -172,7 +172,11 @@ class _Ranks:
         if can_run_ddp(graph, self.transport) and not is_meta(work.model):
             settings = graph.settings
             ddp = partial(
-                ddp_step, work, optimizer=training.optimizer, batch_dims=settings.batch_dims, amp=settings.amp
+                ddp_step,
+                work,
+                optimizer=training.optimizer,
+                batch_dims=settings.batch_dims,
+                precision=settings.precision,
             )
             makers = {DDP: make_together(self.transport, ddp), **makers}
         together = all(self.transport.exchange(self._has_room(found)))

@@ -83,7 +83,10 @@ def _attention(place: Place, inputs: Tensors) -> torch.Tensor:
         rows, keys = torch.arange(lo, hi)[:, None], torch.arange(k.shape[-2])[None, :]
         mask = keys <= rows
     scale = place.args["scale"]
-    if not gqa:  # fused kernels take no keys that several heads share by broadcasting
+    if gqa and q.element_size() > 2:  # fused kernels share keys among heads for numbers of two bytes only
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3) for x in (k, v))
+        gqa = False
+    if not gqa:  # nor do they take keys that several heads share by broadcasting
         outer = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))  # type: ignore[no-untyped-call]
         q, k, v = (x.expand(*outer, *x.shape[-2:]) for x in (q, k, v))
     q, k, v = (_aligned(x) for x in (q, k, v))
