@@ -1,8 +1,5 @@
 """What it costs to get a model in: capture against torch.export, the second command from the cache, the import; and
-how much of each model can be split, of the zoo at full size.
-
-`python -m benchmarks.breadth models`: thirty models of `transformers` at small size: which are captured as they are and
-train alike on several devices, which ops lack a rule, and whether flops and bytes are those of eager PyTorch."""
+how much of each model can be split, of the zoo at full size."""
 
 from __future__ import annotations
 
@@ -20,13 +17,8 @@ from rich.progress import track
 from rich.table import Table
 
 import soapstone as ss
-from tests.support import huggingface
-from tests.support.counting import counted_flops, products, saved_by_eager
-from tests.support.training import assert_same, train_plain, train_threads
 
 from .spine import export_only
-
-STRATEGIES = 3  # data parallelism, and others at random
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -53,48 +45,6 @@ def row(name: str, work: ss.Workload) -> list[str]:
     return [name, str(facts.ops), f"{export:.2f}", f"{capture / export:.2f}x", again, f"{facts.split_share:.2%}"]
 
 
-def trains_alike(name: str) -> bool:
-    """In float64, losses, gradients and weights of two steps to nine digits."""
-    with huggingface.all_in_float64():
-        work = huggingface.doubled(name)
-        graph, batches = ss.capture(work), [work.batch] * 2
-        wanted = train_plain(huggingface.eager_experts(work), batches)
-        for seed in range(STRATEGIES):
-            topology = ss.Topology.parse(f"cpu:1x{2 + seed}")
-            how = (
-                ss.baselines.random(graph, topology, seed=seed) if seed else ss.baselines.data_parallel(graph, topology)
-            )
-            for found in train_threads(lambda: huggingface.doubled(name), graph, how, batches):
-                try:
-                    assert_same(found, wanted)
-                except AssertionError:
-                    return False
-    return True
-
-
-def facts_row(name: str) -> list[str]:
-    work = huggingface.workload(name)
-    try:
-        graph = ss.capture(work)
-    except ss.SoapstoneError:
-        return [""] * 5 + ["refused"]
-    flops = products(graph) / counted_flops(huggingface.eager_experts(huggingface.workload(name)))
-    saved = graph.facts.saved_bytes / saved_by_eager(work)
-    trained = "yes" if trains_alike(name) else "NO"
-    lacking = ", ".join(graph.unruled) or "none"
-    return [str(graph.facts.ops), lacking, f"{graph.facts.split_share:.1%}", f"{flops:.3f}", f"{saved:.2f}", trained]
-
-
-def models() -> None:
-    table = Table(title="Models of transformers, small, in train mode")
-    columns = ("model", "family", "ops", "no rule", "flops in 2+ dims", "flops / torch's", "saved / eager's", "alike")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("model", "family", "no rule") else "right")
-    for name, entry in track(huggingface.MODELS.items(), "training", console=Console(stderr=True)):
-        table.add_row(entry.model, entry.family, *facts_row(name))
-    Console(width=140).print(table)
-
-
 def main() -> None:
     torch.set_num_threads(1)
     table = Table(title="Capture, and what can be split")
@@ -112,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    models() if sys.argv[1:] == ["models"] else main()
+    main()

@@ -115,6 +115,12 @@ def test_tensor_parallelism_over_more_devices_than_key_heads_shares_query_heads(
     assert found["attention"].devices == tuple(range(8))
     assert dict(found["key"].degrees) == {"sample": 2, "head": 2}
     assert found["key"].devices == (0, 2, 4, 6)  # each beside the device that has the other query heads
+    single = ss.capture(
+        ss.zoo.load("llama", layers=1, width=32, heads=4, key_heads=1, length=8, vocab=40, inner=16, batch=4)
+    )
+    attention = next(op for op in single.ops if op.kind == "attention")
+    degrees = dict(ss.baselines.megatron(single, ss.Topology.parse("h100:2x4"))[attention.name].degrees)
+    assert degrees == {"sample": 2, "rep": 4}
 
 
 def test_a_loss_over_all_tokens_in_a_row_is_split_by_sample() -> None:

@@ -334,7 +334,7 @@ PREDICTING_WRONG = {
     "no such file": (["-t", "absent.yaml"], "there is no topology file absent.yaml; `soapstone calibrate` writes one"),
     "an unknown strategy": (["-t", "p100:1x2", "-s", "magic"], "there is no strategy 'magic'; use data, model, expert"),
     "an unknown optimizer": (["-t", "p100:1x2", "--optimizer", "magic"], "no costs for optimizer 'magic'"),
-    "an unknown dtype": (["-t", "p100:1x2", "--precision", "int3"], "dtype 'int3' is not known"),
+    "an unknown precision": (["-t", "p100:1x2", "--precision", "int3"], "precision 'int3' is not known"),
     "two batches": (
         ["-t", "p100:1x2", "--batch", "4", "--batch-per-device", "2"],
         "--batch and --batch-per-device say",
@@ -368,7 +368,7 @@ def test_simulate_says_what_fills_the_memory_and_what_does_not_fit(
     assert "does not fit" not in said
     assert run(monkeypatch, *words, "--precision", "bfloat16") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "are bfloat16, too; with --precision autocast instead of --precision they stay float32" in said
+    assert "are bfloat16, too; with --precision mixed or autocast they stay float32" in said
     topology = tmp_path / "tiny.yaml"
     devices = [replace(device, memory=10**6) for device in ss.Topology.parse("k80:1x2").devices]
     replace(ss.Topology.parse("k80:1x2"), devices=tuple(devices)).save(topology)

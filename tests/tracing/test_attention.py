@@ -91,7 +91,7 @@ def trains_like_one_device(make: Callable[[], ss.Workload], graph: ss.OperatorGr
 
 @pytest.mark.parametrize("groups", [1, HEADS // SHARED])
 @pytest.mark.parametrize("name", MASKS)
-def test_a_mask_that_a_kernel_needs_not_be_given_is_recognised(name: str, groups: int) -> None:
+def test_a_mask_that_a_kernel_need_not_be_given_is_recognised(name: str, groups: int) -> None:
     mask, wanted = MASKS[name]
     graph = ss.capture(work(mask, groups))
     said, shares, keys = called(graph)
@@ -99,6 +99,44 @@ def test_a_mask_that_a_kernel_needs_not_be_given_is_recognised(name: str, groups
     assert shares == (groups > 1 and said != "mask")
     assert keys == (SAMPLES, SHARED if shares else HEADS, LENGTH, WIDTH)
     trains_like_one_device(lambda: work(mask, groups), graph)
+
+
+def repeated(x: T, groups: int) -> T:
+    samples, heads, length, width = x.shape
+    return x[:, :, None].expand(samples, heads, groups, length, width).reshape(samples, heads * groups, length, width)
+
+
+def one_query_head(q: T) -> T:
+    return F.scaled_dot_product_attention(q[:, :1], repeated(q[:, :2], 2), repeated(q[:, :2], 2))
+
+
+def three_axes(q: T) -> T:
+    wide = q[0, :2, None].expand(2, 2, LENGTH, WIDTH).reshape(HEADS, LENGTH, WIDTH)
+    return F.scaled_dot_product_attention(q[0], wide, wide)
+
+
+def another_shape(q: T) -> T:
+    wide = q[:, :2, :, None].expand(SAMPLES, 2, LENGTH, 2, WIDTH).transpose(2, 3)
+    wide = wide.reshape(SAMPLES, HEADS, LENGTH * WIDTH // 2, 2)
+    return F.scaled_dot_product_attention(q[..., :2], wide, wide)
+
+
+def negative_scale(q: T) -> T:
+    return F.scaled_dot_product_attention(q, q, q, EARLIER, scale=-1.0)
+
+
+@pytest.mark.parametrize("function", [one_query_head, three_axes, another_shape, negative_scale])
+def test_what_looks_alike_stays_as_it_is(function: Callable[[T], T]) -> None:
+    class Model(nn.Linear):
+        def forward(self, x: T) -> T:
+            return function(super().forward(x))
+
+    def make() -> ss.Workload:
+        with seeded(2):
+            x = torch.randn(SAMPLES, HEADS, LENGTH, WIDTH, dtype=torch.float64)
+            return ss.Workload(Model(WIDTH, WIDTH, dtype=torch.float64), (x,), loss=lambda y: (y**2).mean())
+
+    trains_like_one_device(make, ss.capture(make()))
 
 
 @pytest.mark.parametrize("name", ["causal, expanded", "everything", "a window"])

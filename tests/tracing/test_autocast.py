@@ -16,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import soapstone as ss
+from soapstone.runtime.transports import alone
 from soapstone.tracing.autocast import Casts, casting, registered, rules_of
 from soapstone.tracing.precision import Autocast
+from tests.support.models import seeded
 from tests.support.seeds import cases
 from tests.support.training import train_plain, train_threads
 
@@ -153,11 +155,14 @@ def test_what_is_written_in_other_ways_is_cast_too(name: str) -> None:
     assert types_of(captured(function, "autocast"), kind) == [wanted]
 
 
+def by_hand(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    torch.set_autocast_enabled("cpu", True)
+    return x @ w
+
+
 REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], str]] = {
-    "inside an op": (
-        lambda x, w: F.pairwise_distance(x @ w, x @ w + 1),
-        "norm of aten.pairwise_distance",
-    ),
+    "inside an op": (lambda x, w: F.pairwise_distance(x @ w, x @ w + 1), "would cast .*norm inside aten.pairwise_dist"),
+    "switched by hand": (by_hand, "forward calls torch.set_autocast_enabled .*; use torch.autocast instead"),
     "refused by torch": (
         lambda x, w: F.binary_cross_entropy((x @ w).sigmoid(), torch.ones(4, 6)),
         "torch refuses binary_cross_entropy under autocast .*; use binary_cross_entropy_with_logits",
@@ -170,6 +175,53 @@ def test_casts_that_cannot_be_followed_are_refused(name: str) -> None:
     function, sentence = REFUSED[name]
     with pytest.raises(ss.SoapstoneError, match=sentence):
         captured(function, "autocast")
+
+
+PLACES = torch.arange(4)
+ALIKE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "outer product": lambda x, w: torch.einsum("i,j->ij", torch.arange(4.0), torch.arange(6.0) / 7).cos() * (x @ w),
+    "elementwise": lambda x, w: torch.einsum("bi,bi->bi", x, x @ w),
+    "no sum": lambda x, w: torch.einsum("bi,ij->bij", x, w),
+    "one tensor": lambda x, w: torch.einsum("ij->ji", x @ w),
+    "a product": lambda x, w: torch.einsum("bi,ij->bj", x, w),
+    "implicit": lambda x, w: torch.einsum("bi, ij", x, w),
+    "likelihoods": lambda x, w: F.nll_loss(F.log_softmax(x @ w, -1), PLACES)[None],
+    "stacked": lambda x, w: torch.hstack([x, x @ w]),
+    "concat": lambda x, w: torch.concat([x, x @ w]),
+    "linalg": lambda x, w: torch.linalg.matmul(x, w),
+    "each row": lambda x, w: torch.func.vmap(lambda row: row @ w)(x),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_the_loss_is_that_of_torchs_own_autocast(name: str) -> None:
+    with seeded(4):
+        model, x = Calls(ALIKE[name]), torch.randn(4, 6)
+    work = ss.Workload(model, (x,), loss=lambda y: y.float().square().mean())
+    graph, topology = ss.capture(work, precision="autocast:cpu"), ss.Topology.parse("cpu:1x1")
+    strategy = ss.baselines.data_parallel(graph, topology)
+    loss = ss.parallelize(work, graph, topology, strategy, transport=alone()).step(x)
+    with torch.autocast("cpu", BFLOAT16):
+        assert torch.allclose(loss, work.compute_loss(x), rtol=1e-6)
+
+
+def region(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def asks(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", BFLOAT16):
+            return (x @ w) * (2 if torch.is_autocast_enabled("cuda") else 1)
+
+    def another_is_off(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", BFLOAT16), torch.autocast("cuda", enabled=False):
+            return x @ w
+
+    return {"asks": asks, "another is off": another_is_off}[name]
+
+
+@pytest.mark.parametrize("name", ["asks", "another is off"])
+def test_regions_of_one_device_type_do_not_change_those_of_another(name: str) -> None:
+    graph = ss.capture(Calls(region(name)), (torch.randn(4, 6),), loss=lambda y: y.float().sum())
+    assert types_of(graph, "matmul") == ["bfloat16"]
+    assert types_of(graph, "mul") == ["bfloat16"] * (name == "asks") or name == "another is off"
 
 
 def test_a_weight_is_cast_once_in_a_region() -> None:

@@ -1,4 +1,4 @@
-"""Parameters that stay float32 while the model computes in bfloat16; and models wholly in a type of two bytes."""
+"""Parameters that stay float32 while the model computes in bfloat16."""
 
 from __future__ import annotations
 
@@ -67,14 +67,22 @@ def test_buffers_keep_their_types() -> None:
     graph = ss.capture(Rotating().eval(), (torch.randn(4, 6),), loss=torch.sum, precision="mixed")
     assert types_of(graph, "cos") == ["float32"]
     assert types_of(graph, "linear") == ["bfloat16"]
-    whole = ss.Workload(Rotating(), (torch.randn(4, 6),), loss=torch.sum).to("bfloat16")
-    assert {name: buffer.dtype for name, buffer in whole.model.named_buffers()} == {
-        "speed": torch.float32,
-        "norm.running_mean": torch.bfloat16,
-        "norm.running_var": torch.bfloat16,
-        "norm.num_batches_tracked": torch.int64,
-    }
-    assert types_of(ss.capture(whole), "cos") == ["float32"]
+
+
+class Placed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.places = nn.Buffer(torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.first(x) + self.places)
+        return y
+
+
+def test_a_buffer_that_meets_the_computed_type_is_refused() -> None:
+    with pytest.raises(ss.SoapstoneError, match="linear in module 'last' is given both bfloat16 and float32"):
+        ss.capture(Placed(), (torch.randn(4, 6),), loss=torch.sum, precision="mixed")
 
 
 @pytest.mark.parametrize("precision", ["mixed", "autocast:cpu"])

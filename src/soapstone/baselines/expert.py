@@ -85,7 +85,7 @@ def _inside_node(op: Op, makers: dict[int, Op], columns: dict[str, str]) -> Dim 
     """The dim that a node's devices share: columns of a product, or rows after columns; heads; words; classes. What
     only passes on columns, such as rotary positions, keeps them."""
     if op.kind == "attention":
-        return _named(op, "head")
+        return _named(op, "head") or _named(op, "rep")
     if op.kind == "embedding":
         return _named(op, "vocab")
     if op.kind == "cross_entropy":

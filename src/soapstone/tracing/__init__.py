@@ -38,8 +38,8 @@ def capture(
     `batch_norm="local"` takes statistics part by part. Recurrent layers are unrolled, `chunk` time steps to an op.
     `precision="autocast"` casts as torch.autocast("cuda", torch.bfloat16) does, also where there is no GPU,
     "autocast:cpu" as the CPU's autocast does; so does an autocast around this call. `precision="mixed"` computes in
-    bfloat16 with parameters that stay float32, as FSDP2's MixedPrecisionPolicy. Raises CaptureError where torch.export
-    rejects the model, or the loss is not a scalar.
+    bfloat16 with parameters that stay float32, as FSDP2's MixedPrecisionPolicy does. Raises CaptureError where
+    torch.export rejects the model, or the loss is not a scalar.
     """
     if not isinstance(work, Workload):
         work = Workload(work, inputs, loss=loss, targets=targets, kwargs=kwargs or {})

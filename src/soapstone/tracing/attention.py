@@ -1,4 +1,4 @@
-"""Attention as it was meant: masks and repeated heads that a fused kernel needs not be given are recognised."""
+"""Attention as it was meant: masks and repeated heads that a fused kernel need not be given are recognised."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ def attention(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[
 
 
 def _unmasked(to: Recorder, inputs: Inputs, args: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
-    """Without a constant mask that hides nothing, or only later places: `is_causal` says that."""
+    """Without a constant mask that hides nothing, or only later places: `is_causal` says that. torch's kernels give NaN
+    for that with a scale that is not positive."""
     mask = to.constant(inputs["attn_mask"]) if "attn_mask" in inputs else None
-    length, keys = to.shape(inputs["query"])[-2], to.shape(inputs["key"])[-2]
-    if mask is None or args["is_causal"]:
+    *outer, length, _ = to.shape(inputs["query"])
+    keys = to.shape(inputs["key"])[-2]
+    if mask is None or args["is_causal"] or (args["scale"] is not None and args["scale"] <= 0):
+        return inputs, args
+    wide = *outer, length, keys
+    if mask.ndim > len(wide) or any(n not in (1, m) for n, m in zip(mask.shape[::-1], wide[::-1])):
         return inputs, args
     mask = once(mask)
     visible = mask if mask.dtype == torch.bool else mask == 0
@@ -41,9 +46,9 @@ def _grouped(to: Recorder, inputs: Inputs, args: dict[str, Any]) -> tuple[Inputs
     """With the keys and values before they were repeated for the query heads that share them. Not with a mask, beside
     which no fused kernel takes fewer heads."""
     key, value = _once_for_each_head(to, inputs["key"]), _once_for_each_head(to, inputs["value"])
-    if key is None or value is None or "attn_mask" in inputs:
+    if key is None or value is None or "attn_mask" in inputs or to.shape(key)[:-2] != to.shape(value)[:-2]:
         return inputs, args
-    if to.shape(key)[:-2] != to.shape(value)[:-2]:
+    if to.shape(inputs["query"])[:-2] != to.shape(inputs["key"])[:-2]:
         return inputs, args
     return inputs | {"key": key, "value": value}, args | {"enable_gqa": True}
 
@@ -60,9 +65,15 @@ def _once_for_each_head(to: Recorder, value: int) -> int | None:
         found = call.inputs[0]
         shapes.append(to.shape(found))
     merged, wide, single, own = shapes
-    *outer, heads, length, width = own if len(own) >= 3 else (0, 0, 0)
-    repeated = len(wide) == len(own) + 1 and wide == (*outer, heads, wide[-3], length, width)
-    is_it = repeated and single == (*outer, heads, 1, length, width) and merged[:-2] == (*outer, heads * wide[-3])
+    if len(own) != 4 or len(wide) != 5:
+        return None
+    sample, heads, length, width = own
+    shared = wide[2]
+    is_it = (
+        single == (sample, heads, 1, length, width)
+        and wide == (sample, heads, shared, length, width)
+        and merged == (sample, heads * shared, length, width)
+    )
     return steps.cast(to, found, f"torch.{to.dtype(value)}") if is_it else None
 
 

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import CaptureError
 from .precision import DEVICE_TYPES, Autocast
-from .users_code import line_here
+from .users_code import at, line_here
 
 _KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 _MARK = "soapstone autocast"
@@ -61,8 +61,8 @@ class Casts(TorchFunctionMode):
     def __init__(self, autocast: Autocast | None, own: str) -> None:
         super().__init__()
         self.asked, self._own = autocast, own
-        self._now = autocast
-        self._outer: list[tuple[Autocast | None, ExitStack]] = []
+        self._on: dict[str, Autocast | None] = {own: autocast}  # by the device type that regions name
+        self._outer: list[tuple[dict[str, Autocast | None], ExitStack]] = []
         self._weights: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,14 +85,18 @@ class Casts(TorchFunctionMode):
         if kind is None:
             self._check_known(func, name)
         elif kind == "refused":
-            raise CaptureError(f"torch refuses {name} under autocast ({line_here()}); use {name}_with_logits")
+            raise CaptureError(f"torch refuses {name} under autocast{at(line_here())}; use {name}_with_logits")
+        elif kind == "unknown":
+            raise CaptureError(self._unknown(name))
+        elif kind == "product" and not _is_product(args):
+            return args, kwargs
         elif kind == "dtype":
             given = any(isinstance(each, torch.dtype) for each in (*args, kwargs.get("dtype")))
             if not given and is_cast(args[0] if args else kwargs.get("input")):
                 return args, {**kwargs, "dtype": torch.float32}
         else:
             widest = torch.float32 if any(x.dtype == torch.float32 for x in found) else low
-            to = {"lower": low, "float32": torch.float32, "promote": widest}[kind]
+            to = {"lower": low, "product": low, "float32": torch.float32, "promote": widest}[kind]
             return tree_map(lambda x: self._to(x, to), args), tree_map(lambda x: self._to(x, to), kwargs)
         return args, kwargs
 
@@ -100,10 +104,13 @@ class Casts(TorchFunctionMode):
         assert self._now is not None
         space = getattr(func, "namespace", None) or str(getattr(func, "_qualified_op_name", "aten")).partition("::")[0]
         if f"{space}::{name}" in registered(self._now.device):
-            raise CaptureError(
-                f"{space}::{name} casts under autocast in a way that is not known here ({line_here()}); call it under "
-                f'torch.autocast("{self._own}", enabled=False), with tensors of the type that it needs'
-            )
+            raise CaptureError(self._unknown(f"{space}::{name}"))
+
+    def _unknown(self, name: str) -> str:
+        return (
+            f"{name} casts under autocast in a way that is not known here{at(line_here())}; call it under "
+            f'torch.autocast("{self._own}", enabled=False), with tensors of the type that it needs'
+        )
 
     def _to(self, x: Any, dtype: torch.dtype) -> Any:
         if not is_cast(x) or x.dtype == dtype:
@@ -118,33 +125,40 @@ class Casts(TorchFunctionMode):
 
     # The regions of the model
 
-    def concerns(self, device: str) -> bool:
-        """Whether an autocast that names a device type acts on the model. If the model lies on a CPU and nothing else
-        was asked for, a region may name the device that the model is meant for."""
-        if self.asked is None:
-            return device == self._own or self._own == "cpu"
-        return device in (self._own, self.asked.device)
+    @property
+    def _now(self) -> Autocast | None:
+        """What acts on calls: of the device that the model lies on, or else of the one that it is meant for."""
+        return self._on[self._own] or next((each for each in self._on.values() if each is not None), None)
+
+    def _state(self, device: str) -> str | None:
+        """Whose state a region that names a device type changes. If something was asked for, there is one state. Else a
+        model on a CPU may be meant for another device, which its regions name."""
+        if self.asked is not None:
+            return self._own if device in (self._own, self.asked.device) else None
+        return device if device == self._own or self._own == "cpu" else None
 
     def enter(self, device: str, dtype: torch.dtype, enabled: bool) -> None:
-        marked = ExitStack()
-        self._outer.append((self._now, marked))
-        if self.concerns(device):
+        marked, state = ExitStack(), self._state(device)
+        self._outer.append((self._on, marked))
+        if state is not None:
             rules = self.asked.device if self.asked is not None else device
-            self._now = Autocast(rules, dtype) if enabled else None
+            self._on = {**self._on, state: Autocast(rules, dtype) if enabled else None}
             marked.enter_context(_marked(self._now))
 
     def exit(self) -> None:
-        self._now, marked = self._outer.pop()
+        self._on, marked = self._outer.pop()
         marked.close()
         if self.asked is None and not self._outer:
             self._weights.clear()
 
     def is_on(self, device: str) -> bool:
-        return self._now is not None and self.concerns(device)
+        return self.dtype(device) is not None
 
     def dtype(self, device: str) -> torch.dtype | None:
         """The type that a region of this device type casts to, if there is one around this call."""
-        return self._now.dtype if self._now is not None and self.concerns(device) else None
+        state = self._state(device)
+        found = None if state is None else self._on.get(state)
+        return None if found is None else found.dtype
 
 
 def _marked(autocast: Autocast | None) -> AbstractContextManager[None]:
@@ -193,6 +207,16 @@ def casting(casts: Casts) -> Iterator[None]:
     def now(device_type: str) -> torch.dtype:
         return (casts.dtype(device_type) if ours() else None) or dtype_of(device_type)
 
+    def refused(change: Callable[..., None]) -> Callable[..., None]:
+        def set_(*args: Any) -> None:
+            if ours():
+                raise CaptureError(
+                    f"forward calls torch.{change.__name__}{at(line_here())}; use torch.autocast instead"
+                )
+            change(*args)
+
+        return set_
+
     entered, exited = autocast.__enter__, autocast.__exit__
     with (
         patch.multiple(autocast, __init__=init, __enter__=enter, __exit__=exit_),
@@ -203,12 +227,27 @@ def casting(casts: Casts) -> Iterator[None]:
             is_autocast_cpu_enabled=lambda: is_on("cpu"),
             get_autocast_cpu_dtype=lambda: now("cpu"),
             get_autocast_gpu_dtype=lambda: now("cuda"),
+            set_autocast_enabled=refused(torch.set_autocast_enabled),
+            set_autocast_dtype=refused(torch.set_autocast_dtype),
         ),
         patch.object(torch._C, "_is_any_autocast_enabled", lambda: any(map(is_on, DEVICE_TYPES))),
         _marked(casts.asked),
         casts,
     ):
         yield
+
+
+def _is_product(args: Any) -> bool:
+    """Whether an einsum sums only what both of its two tensors have, by a product of matrices."""
+    equation = args[0] if args and isinstance(args[0], str) else ""
+    given, _, made = equation.replace(" ", "").partition("->")
+    first, _, second = given.partition(",")
+    if not first or not second or "," in second:
+        return False
+    if "->" not in equation:
+        made = "".join(letter for letter in given if given.count(letter) == 1)
+    summed = (set(first) | set(second)) - set(made) - {"."}
+    return bool(summed) and summed <= set(first) & set(second)
 
 
 def is_cast(x: Any) -> bool:

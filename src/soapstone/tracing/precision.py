@@ -34,7 +34,7 @@ class Autocast:
             )
         if self.device not in DEVICE_TYPES or self.dtype != LOWER:
             name = str(self.dtype).removeprefix("torch.")
-            raise CaptureError(f"autocast of {self.device} to {name} is not known; use that of cuda or cpu to bfloat16")
+            raise CaptureError(f"autocast on {self.device} to {name} is not supported; use cuda or cpu, and bfloat16")
 
     def __str__(self) -> str:
         return f"autocast:{self.device}"
@@ -51,7 +51,7 @@ class Autocast:
 @dataclass(frozen=True)
 class Mixed:
     """Parameters, their gradients and the optimizer's state stay as they are; the model computes in bfloat16. Buffers
-    stay, too: rotary frequencies need their digits."""
+    stay, too: rotary frequencies need full precision."""
 
     def __str__(self) -> str:
         return "mixed"

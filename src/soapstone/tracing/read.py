@@ -50,6 +50,8 @@ _FROZEN_BATCH_NORM = "_native_batch_norm_legit_no_training"
 _BY_MEMORY = {"aten.as_strided.default", "aten.view.dtype"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
 _SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
+_OF_ONE_TYPE = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "convolution",
+                "cross_entropy_loss"}  # fmt: skip
 _RESHAPES = {"view", "reshape", "_unsafe_view", "expand"}
 _IF_NONE = (
     "what {} does where a mask picks no row is not just to leave those rows out; a loop over experts may pass over one "
@@ -333,6 +335,14 @@ class _Reader:
                 raise CaptureError(f"{kind} in {_where(node)} writes to its inputs, and has no twin that does not")
             kind = kind_of(target)
         inputs, args = self._arguments(node, target)
+        types = sorted(
+            {self.recorder.dtype(value) for value in inputs.values() if "float" in self.recorder.dtype(value)}
+        )
+        if kind in _OF_ONE_TYPE and len(types) > 1:  # torch.export does not look
+            raise CaptureError(
+                f"{kind} in {_where(node)} is given both {' and '.join(types)}, which PyTorch refuses; cast one of "
+                "them, such as a buffer"
+            )
         if kind == "instance_norm" and node.args[3] is not None and node.args[5]:
             raise CaptureError(
                 f"the instance norm in {_where(node)} tracks running statistics, which has no rule; make it with "

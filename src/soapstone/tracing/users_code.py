@@ -39,6 +39,11 @@ def line_here() -> Line | None:
     return _last(traceback.extract_stack())
 
 
+def at(line: Line | None) -> str:
+    """For the end of a clause."""
+    return "" if line is None else f" ({line})"
+
+
 def line_in(node: fx.Node) -> Line | None:
     """The one that made a node of torch.export's."""
     found = re.findall(r'File "(.+)", line (\d+), in (.+)\n(.*)', node.meta.get("stack_trace") or "")

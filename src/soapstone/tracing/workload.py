@@ -45,19 +45,9 @@ class Workload:
             raise CaptureError("targets are given, but no loss that takes them; pass loss=")
 
     def to(self, dtype: str) -> Workload:
-        """The same in another floating-point type; the model itself is changed. In one of two bytes, buffers stay as
-        they are, but for running statistics: rotary frequencies need their digits."""
+        """The same in another floating-point type; the model itself is changed."""
         wanted: torch.dtype = getattr(torch, dtype)
-        kept = [
-            (module, name, buffer)
-            for module in self.model.modules()
-            for name, buffer in module._buffers.items()
-            if wanted.itemsize == 2 and not name.startswith("running_")
-        ]
-        self.model.to(wanted)
-        for module, name, buffer in kept:
-            module._buffers[name] = buffer
-        return self.mapped(self.model, lambda x: x.to(wanted) if x.is_floating_point() else x)
+        return self.mapped(self.model.to(wanted), lambda x: x.to(wanted) if x.is_floating_point() else x)
 
     @property
     def place(self) -> torch.device:
