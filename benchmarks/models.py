@@ -24,16 +24,11 @@ STRATEGIES = 3  # data parallelism, and others at random
 
 
 def still(name: str) -> ss.Workload:
-    """Without dropout, whose masks are drawn for each microbatch."""
-    work = huggingface.workload(name)
-    work.model.eval()
-    return work
+    return huggingface.still(huggingface.workload(name))
 
 
 def still_in_float64(name: str) -> ss.Workload:
-    work = huggingface.doubled(name)
-    work.model.eval()
-    return work
+    return huggingface.still(huggingface.doubled(name))
 
 
 def are_alike(found: Iterable[Record], wanted: Record) -> bool:

@@ -220,6 +220,12 @@ def doubled(name: str) -> ss.Workload:
     return replace(work, model=work.model.double(), kwargs=kwargs)
 
 
+def still(work: ss.Workload) -> ss.Workload:
+    """Without dropout, whose masks would be drawn for each microbatch."""
+    work.model.eval()
+    return work
+
+
 @contextmanager
 def all_in_float64() -> Iterator[None]:
     """The models compute norms, rotations and losses in float32, whatever their weights are; here, in float64."""

@@ -254,10 +254,7 @@ SHORT = {"bert", "llama", "convnext"}
 
 
 def still(name: str) -> ss.Workload:
-    """Without dropout."""
-    work = huggingface.workload(name)
-    work.model.eval()
-    return work
+    return huggingface.still(huggingface.workload(name))
 
 
 @pytest.mark.parametrize("name", cases(TRAINED, long=set(TRAINED) - SHORT))

@@ -56,10 +56,7 @@ CUT = [name for name in MODELS if name != "clip"]  # whose loss compares the sam
 
 
 def still(name: str) -> ss.Workload:
-    """Without dropout, whose masks are drawn for each microbatch."""
-    work = huggingface.doubled(name)
-    work.model.eval()
-    return work
+    return huggingface.still(huggingface.doubled(name))
 
 
 @pytest.mark.usefixtures("in_float64")

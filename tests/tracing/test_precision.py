@@ -22,10 +22,7 @@ TRAINED = [name for name in huggingface.MODELS if name not in GROUPS | {"wav2vec
 
 
 def still(name: str) -> ss.Workload:
-    """Without dropout."""
-    work = huggingface.workload(name)
-    work.model.eval()
-    return work
+    return huggingface.still(huggingface.workload(name))
 
 
 @pytest.mark.parametrize("name", cases(TRAINED, long=set(TRAINED) - {"bert", "llama", "convnext"}))

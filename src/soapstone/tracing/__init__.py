@@ -36,7 +36,7 @@ def capture(
 
     `batch_dim` is the batch's axis, or a list with one for each tensor of `work.batch`, None where it has none.
     `batch_norm="local"` takes statistics part by part. Recurrent layers are unrolled, `chunk` time steps to an op.
-    `precision="autocast"` casts as torch.autocast("cuda", torch.bfloat16) does, also where there is no GPU,
+    `precision="autocast"` casts as torch.autocast("cuda", torch.bfloat16) does, even without a GPU,
     "autocast:cpu" as the CPU's autocast does; so does an autocast around this call. `precision="mixed"` computes in
     bfloat16 with parameters that stay float32, as FSDP2's MixedPrecisionPolicy does. Raises CaptureError where
     torch.export rejects the model, or the loss is not a scalar.

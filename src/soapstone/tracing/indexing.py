@@ -10,8 +10,8 @@ from .trace import Inputs, Recorder, Shape
 
 
 def index(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
-    """Integer indices on neighbouring axes pick from those axes. One that counts all there are, as `torch.arange` along
-    the batch does, leaves every sample where it is."""
+    """Integer indices on neighbouring axes pick from those axes. An index that counts all elements of its axis, such as
+    `torch.arange` along the batch, moves none of them."""
     axes = sorted(int(slot.partition(".")[2]) for slot in inputs if slot.startswith("indices."))
     indices = [inputs[f"indices.{axis}"] for axis in axes]
     if axes != list(range(axes[0], axes[0] + len(axes))) or any("int" not in to.dtype(i) for i in indices):
@@ -49,7 +49,7 @@ def _picked(to: Recorder, value: int, index: int, first: int, axis: int, shape: 
 
 
 def _from_start(to: Recorder, index: int, size: int) -> int:
-    """An index below zero counts from the end, but for `gather`."""
+    """Negative indices count from the end, which `gather` does not accept."""
     shape, own = to.shape(index), {"self": index}
     (below,) = to.emit("lt", own, {"other": 0}, shape, overload="Scalar", pointwise=True, dtypes=["bool"])
     (added,) = to.emit("add", own, {"other": size, "alpha": 1}, shape, overload="Scalar", pointwise=True)
