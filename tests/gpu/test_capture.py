@@ -17,6 +17,7 @@ from tests.tracing.test_tracing import Mixed
 
 from .models import ZOO
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeBERTa's
 CUDA = torch.device("cuda", 0)
 
 

@@ -458,8 +458,10 @@ class Cases:
     def nll_loss(self, size: Draw, flag: Draw) -> Any:
         sample, classes, spatial = size(1, 6), size(2, 5), [size(1, 3)] * size(0, 1)
         target = torch.randint(0, classes, (sample, *spatial))
+        likelihoods = (lambda y: F.log_softmax(y, 1)) if flag() else torch.neg
+        weight = rand(classes) if flag() else None
         return (
-            lambda x, t, w: F.nll_loss(F.log_softmax(x * w, 1), t),
+            lambda x, t, w: F.nll_loss(likelihoods(x * w), t, weight),
             [rand(sample, classes, *spatial), target],
             [rand(1)],
         )

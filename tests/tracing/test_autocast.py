@@ -155,9 +155,28 @@ def test_what_is_written_in_other_ways_is_cast_too(name: str) -> None:
     assert types_of(captured(function, "autocast"), kind) == [wanted]
 
 
+PLACES = torch.arange(4)
+
+
 def by_hand(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     torch.set_autocast_enabled("cpu", True)
     return x @ w
+
+
+CROSS_ENTROPIES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    # the types of each sample's loss, and of the mean
+    "of indices": ({}, ["bfloat16", "float32"]),
+    "summed": ({"reduction": "sum"}, ["bfloat16", "float32"]),
+    "smoothed": ({"label_smoothing": 0.1}, ["float32", "float32"]),
+}
+
+
+@pytest.mark.parametrize("name", CROSS_ENTROPIES)
+def test_a_cross_entropys_logarithms_have_the_type_of_the_logits(name: str) -> None:
+    given, wanted = CROSS_ENTROPIES[name]
+    work = ss.Workload(nn.Linear(6, 5), (torch.randn(4, 6),), loss=lambda y: F.cross_entropy(y, PLACES, **given))
+    graph = ss.capture(work, precision="autocast")
+    assert [*types_of(graph, "class_loss"), *types_of(graph, "class_mean")] == wanted
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], str]] = {
@@ -177,7 +196,6 @@ def test_casts_that_cannot_be_followed_are_refused(name: str) -> None:
         captured(function, "autocast")
 
 
-PLACES = torch.arange(4)
 ALIKE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "outer product": lambda x, w: torch.einsum("i,j->ij", torch.arange(4.0), torch.arange(6.0) / 7).cos() * (x @ w),
     "elementwise": lambda x, w: torch.einsum("bi,bi->bi", x, x @ w),

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import resources
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import torch
@@ -72,8 +72,19 @@ class Casts(TorchFunctionMode):
         if (body := _body(func)) is not None:
             with self:
                 return body(*args, **kwargs)
+        if self._is_composed(func, args):
+            with self:
+                return _cross_entropy(*args, **kwargs)
         args, kwargs = self._cast(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _is_composed(self, func: Any, args: Any) -> bool:
+        """Whether it calls ops that autocast casts one by one."""
+        assert self._now is not None
+        name, low = _name(func), self._now.dtype
+        if rules_of(self._now.device).kinds.get(name) != "composed" or args[0].dtype != low:
+            return False
+        return not args[1].is_floating_point() and not args[5]
 
     def _cast(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         assert self._now is not None
@@ -96,7 +107,7 @@ class Casts(TorchFunctionMode):
                 return args, {**kwargs, "dtype": torch.float32}
         else:
             widest = torch.float32 if any(x.dtype == torch.float32 for x in found) else low
-            to = {"lower": low, "product": low, "float32": torch.float32, "promote": widest}[kind]
+            to = {"lower": low, "product": low, "promote": widest}.get(kind, torch.float32)
             return tree_map(lambda x: self._to(x, to), args), tree_map(lambda x: self._to(x, to), kwargs)
         return args, kwargs
 
@@ -235,6 +246,15 @@ def casting(casts: Casts) -> Iterator[None]:
         casts,
     ):
         yield
+
+
+def _cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int, _smoothing: float
+) -> torch.Tensor:
+    """As torch composes it: the logarithms are asked for in the type of the logits, and the likelihoods cast."""
+    logarithms = torch.log_softmax(x, min(1, x.dim() - 1), dtype=x.dtype)
+    likelihood: Any = torch._C._nn
+    return cast(torch.Tensor, likelihood.nll_loss_nd(logarithms, target, weight, reduction, ignored))
 
 
 def _is_product(args: Any) -> bool:

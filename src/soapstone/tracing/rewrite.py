@@ -282,10 +282,31 @@ def _run_layer(to: Recorder, x: int, layer: _Layer, cell: str) -> tuple[int, lis
 
 def cross_entropy(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """A loss for each sample, whose classes can be split, and their weighted mean."""
+    return _by_class(to, inputs, args, f"torch.{to.dtype(inputs['self'])}")
+
+
+def likelihood(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
+    """Of a softmax: together they are a cross entropy."""
+    dtype = f"torch.{to.dtype(inputs['self'])}"
+    cast = to.maker.get(inputs["self"])
+    softmax = to.maker.get(cast.inputs[0]) if cast is not None and cast.call.kind == "_to_copy" else cast
+    if softmax is None or softmax.call.kind != "log_softmax":
+        return None
+    scores, computed = softmax.inputs[0], to.dtype(softmax.outputs[0])
+    if softmax.call.args["dim"] not in (1, 1 - len(to.shape(scores))):
+        return None
+    if "weight" in inputs and to.dtype(inputs["weight"]) != computed:
+        return None
+    given = inputs | {"self": steps.cast(to, scores, f"torch.{computed}")}
+    return _by_class(to, given, args | {"label_smoothing": 0.0}, dtype)
+
+
+def _by_class(to: Recorder, inputs: Inputs, args: dict[str, Any], dtype: str) -> list[int] | None:
+    """`dtype` is that of the mean."""
     shape, target = to.shape(inputs["self"]), inputs["target"]
     if len(shape) < 2 or "int" not in to.dtype(target):
         return None
-    each = to.emit("class_loss", inputs, args, to.shape(target))[0]
+    each = steps.cast(to, to.emit("class_loss", inputs, args, to.shape(target))[0], dtype)
     if args["reduction"] == 0:
         return [each]
     given = {"self": each, "target": target}
@@ -324,6 +345,7 @@ REWRITES: dict[str, Rewrite] = {
     "rnn_relu": recurrent("rnn_relu"),
     "scaled_dot_product_attention": attention,
     "cross_entropy_loss": cross_entropy,
+    **dict.fromkeys(("nll_loss", "nll_loss_nd", "nll_loss2d"), likelihood),
 }
 
 # What writing to a part of a tensor makes of the tensor.
