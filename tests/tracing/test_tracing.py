@@ -180,6 +180,22 @@ def odd(act: Callable[[Any, torch.Tensor], torch.Tensor], **modules: nn.Module) 
     return ss.capture(Odd(act, **modules), (torch.randn(3, 4),), loss=lambda y: (y * y).sum())
 
 
+COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    # what torch composes of other ops, and one of these
+    "another name": (torch.negative, "neg"),
+    "a special function": (lambda x: torch.special.softmax(x, -1), "softmax"),
+    "of several": (lambda x: torch.inner(x, x), "mm"),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_an_op_that_is_composed_of_others_is_captured_as_these(name: str) -> None:
+    function, kind = COMPOSED[name]
+    graph = ss.capture(nn.Linear(6, 6), (torch.randn(4, 6),), loss=lambda y: function(y).sum())
+    assert kind in {step.kind for op in graph.ops for step in op.steps}
+    assert not graph.unruled
+
+
 def test_what_no_grad_makes_is_not_trained() -> None:
     def act(self: Any, y: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

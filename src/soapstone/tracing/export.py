@@ -11,9 +11,10 @@ import operator
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
+from functools import cache
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -208,7 +209,7 @@ def export(work: Workload, precision: Precision | None, some: bool = True) -> Ex
             check_casts(program.graph_module)
             if picks.asked or not is_readable(program.graph_module):
                 _detach_frozen_regions(program.graph_module)
-                program = program.run_decompositions({})
+                program = program.run_decompositions(_unread_composites())
             return Export(program, picks.asked, read)
     except CaptureError:
         raise
@@ -320,6 +321,20 @@ def _call_is_readable(module: fx.GraphModule, node: fx.Node, sharing: dict[int, 
         return counts_steps(node) or _changes_what_it_names(node, sharing)
     known = target._opname in _READ_BY_NAME or torch.Tag.pointwise in target.tags
     return known or not node.all_input_nodes or not target._can_decompose()
+
+
+@cache
+def _unread_composites() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    """What the ops are made of that torch composes of others, and that are not known by name."""
+    table = torch.export.default_decompositions()
+    composed = "CompositeImplicitAutograd"
+    return {
+        op: table[op]
+        for op in table
+        if isinstance(op, torch._ops.OpOverload)
+        and op._opname not in _READ_BY_NAME
+        and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composed)  # type: ignore[no-untyped-call]
+    }
 
 
 def _changes(node: fx.Node) -> bool:
