@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ from .steps import interleaved, ratio_of
 ROUNDS = 15
 RANKS = 4
 Step = Callable[[], object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def on_each_rank(names: Sequence[str], rounds: int) -> None:
                 show(title, f"DistributedDataParallel{suffix}", rows, transport.size)
 
 
-def in_a_process(act: Callable[..., Row], *given: Any, **options: Any) -> Row:
+def in_a_process(act: Callable[..., T], *given: Any, **options: Any) -> T:
     """As a user would run it: beside what other models compiled and left behind, the host takes longer for both."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(act, *given, **options).result()

@@ -45,7 +45,7 @@ def transformer() -> ss.Workload:
 
 def images() -> ss.Workload:
     if torch.cuda.is_available():
-        return ss.zoo.load("alexnet", batch=256)
+        return ss.zoo.load("alexnet", batch=128)
     return ss.zoo.load("lenet", batch=256)
 
 
