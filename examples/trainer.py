@@ -81,7 +81,6 @@ class ParallelTrainer(Trainer):
         loader = super().get_train_dataloader()
         shard: Any = loader.batch_sampler
         shard.num_processes, shard.process_index = 1, 0
-        shard.drop_last = shard.batch_sampler.drop_last = True  # a smaller last batch is none that was captured
         return loader
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:

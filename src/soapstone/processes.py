@@ -129,7 +129,7 @@ def last_words(sentence: str) -> None:
     """Write to standard error why this process ends."""
     with _speaking:
         _said.append(sentence)
-        _write(sentence)
+        say(sentence)
 
 
 def end(sentence: str, status: int) -> None:
@@ -137,11 +137,12 @@ def end(sentence: str, status: int) -> None:
     _speaking.acquire()  # never released: the main thread must not write any more
     try:
         if not _said:
-            _write(sentence)
+            say(sentence)
     finally:  # standard error may be closed
         os._exit(status)
 
 
-def _write(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """To whoever watches: a line of its own on standard error."""
     sys.stderr.write(f"soapstone: {printable(' '.join(sentence.split()))}\n")  # in one write: other ranks write, too
     sys.stderr.flush()

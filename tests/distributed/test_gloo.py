@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,12 @@ from tests.support.training import SEED, STEPS, Record, assert_same, train_plain
 from .launch import run_processes
 
 
-def train_like_one_device(name: str, strategies: list[ss.Strategy], ranks: int, folder: Path) -> None:
-    """On processes, one strategy after the other."""
+def train_like_one_device(
+    name: str, strategies: list[ss.Strategy], ranks: int, folder: Path, sizes: Sequence[int | None] = (None,) * STEPS
+) -> None:
+    """On processes, one strategy after the other; of each batch so many samples."""
     case = CASES[name]
-    batches = case.batches(STEPS)
+    batches = [tuple(x[:size] for x in batch) for batch, size in zip(case.batches(len(sizes)), sizes)]
 
     def run(rank: int) -> list[Record]:
         records = []
@@ -49,6 +52,16 @@ def test_strategies_train_like_one_device(name: str, ranks: int, tmp_path: Path)
     strategies = [data, sharded(data, 0, ("all",)), sharded(data, 0, ("optimizer",))]
     strategies += [sharded(ss.baselines.random(graph, topology, seed=seed), seed) for seed in (100, 101)]
     train_like_one_device(name, strategies, ranks, tmp_path)
+
+
+@pytest.mark.parametrize("most_groups", [0, 8])
+def test_batches_of_other_shapes_train_like_one_device(
+    most_groups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, topology = captured("mlp"), ss.Topology.parse("cpu:1x3")
+    strategies = [ss.baselines.data_parallel(graph, topology), ss.baselines.random(graph, topology, seed=2)]
+    monkeypatch.setattr("soapstone.runtime.transports.groups.MOST_GROUPS", most_groups)
+    train_like_one_device("mlp", strategies, 3, tmp_path, sizes=(6, 4, 1))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -211,7 +211,7 @@ CASES = {
 MORE = {
     "gpt": Case(
         GPT,
-        lambda logits, targets: F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1)),
+        lambda logits, targets: F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)),
         lambda: (torch.randint(0, 17, (4, 6)), torch.randint(0, 17, (4, 6))),
     ),
     "transformer": Case(

@@ -10,7 +10,7 @@ import torch
 from ..graph import Op, OperatorGraph
 from . import kernels
 from .allocator import freed_memory_kept, keep_freed_memory
-from .frames import Box, common, hull, lengths, local_shape, projected, reframe, whole
+from .frames import Box, common, hull, lengths, local_shape, overlap, projected, reframe, whole
 from .kernels.experts import routed_mm
 from .lookups import Range, ranges
 from .place import COMBINED, CombinedOrAlone, Draws, Place, Tensors, compute
@@ -32,6 +32,7 @@ __all__ = [
     "kernels",
     "lengths",
     "local_shape",
+    "overlap",
     "projected",
     "ranges",
     "record",

@@ -26,9 +26,14 @@ def hull(boxes: Sequence[Box]) -> Box:
     return [(min(lo for lo, _ in side), max(hi for _, hi in side)) for side in zip(*boxes)]
 
 
+def overlap(one: Box, other: Box) -> Box:
+    """What two boxes have in common."""
+    return [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other)]
+
+
 def common(one: Box, other: Box) -> int:
     """How many elements two boxes have in common."""
-    return prod(lengths([(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other)]))
+    return prod(lengths(overlap(one, other)))
 
 
 def projected(box: Box, dims: Factoring, onto: Factoring) -> Box | None:

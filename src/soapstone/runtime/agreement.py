@@ -43,12 +43,16 @@ def raise_any(transport: Transport, problems: list[Problem | None]) -> None:
 
 
 class Verdict:
-    """Whether every rank takes its batch, and the sums of the numbers that `check` gives, so many of them, asked for in
-    one small message that is on its way while the first segment runs. Called, it waits for the sums, and raises on
-    every rank where one has refused."""
+    """Whether every rank takes its batch, and chooses the same of several programs for it; and the sums of the numbers
+    that `check` gives, so many of them. All is asked for in one small message that is on its way while the first
+    segment runs. Called, it waits for the sums, and raises on every rank if one has refused, or if the choices differ:
+    then `described` says what each rank has."""
 
-    def __init__(self, transport: Transport, check: Callable[[], torch.Tensor | None], count: int = 1) -> None:
-        self._transport, self._heard = transport, transport.size == 1
+    def __init__(
+        self, transport: Transport, check: Callable[[], torch.Tensor | None], count: int = 1, choice: int = 0,
+        described: Callable[[], str] = str,
+    ) -> None:  # fmt: skip
+        self._transport, self._heard, self._described = transport, transport.size == 1, described
         self._problem: Problem | None = None
         self._sum: torch.Tensor | None = None
         self.refused = False
@@ -59,17 +63,27 @@ class Verdict:
                 raise
             self._problem = _told(error)
         if not self._heard:
-            self._answer = transport.poll(self._problem is not None, self._sum, count)
+            ballot = torch.tensor([self._problem is not None, choice, choice**2])
+            self._answer = transport.poll(ballot, self._sum, count)
         if self._problem is not None:
             self()
 
     def __call__(self) -> torch.Tensor | None:
         if not self._heard:
             self._heard = True
-            self.refused, self._sum = self._answer()
+            votes, self._sum = self._answer()
+            refusals, choices, squares = map(int, votes)
+            self.refused = bool(refusals) or squares * self._transport.size != choices**2  # unless all are equal
             if self.refused:
-                raise_any(self._transport, self._transport.exchange(self._problem))
+                self._raise()
         return self._sum
+
+    def _raise(self) -> None:
+        everyone = self._transport.exchange((self._problem, self._described()))
+        raise_any(self._transport, [problem for problem, _ in everyone])
+        first = everyone[0][1]
+        rank, other = next((rank, found) for rank, (_, found) in enumerate(everyone) if found != first)
+        raise RankError(f"rank 0 passes {first}, but rank {rank} passes {other}; pass the same batch on every rank")
 
 
 def checksum(tensors: Mapping[Any, torch.Tensor]) -> str:

@@ -37,6 +37,26 @@ class BatchCheck:
         for number, allowed in self.ranges:
             self._check_range(number, batch[number], allowed)
 
+    def is_whole(self, batch: Sequence[Any]) -> bool:
+        """Whether these are tensors of the shapes and types that it expects."""
+        return self.is_like(batch) and all(tuple(x.shape) == t.shape for x, t in zip(batch, self.expected))
+
+    def is_sliced(self, batch: Sequence[Any]) -> bool:
+        """Whether they may be this rank's slices."""
+        return self.is_like(batch) and all(
+            tuple(given.shape) in (tensor.shape, local)
+            for given, tensor, local in zip(batch, self.expected, self.local)
+        )
+
+    def is_like(self, batch: Sequence[Any]) -> bool:
+        """Whether they have the types and numbers of axes."""
+        return len(batch) == len(self.expected) and all(
+            isinstance(given, torch.Tensor)
+            and str(given.dtype) == f"torch.{tensor.dtype}"
+            and given.ndim == len(tensor.shape)
+            for given, tensor in zip(batch, self.expected)
+        )
+
     def _hull(self, number: int, sides: tuple[slice, ...]) -> tuple[slice, ...]:
         axis = self.batch_dims[number] if number < len(self.batch_dims) else None
         if axis is None or sides[axis].start == sides[axis].stop:
@@ -90,17 +110,10 @@ class BatchCheck:
         dtype, shape = str(given.dtype).removeprefix("torch."), tuple(given.shape)
         if dtype == tensor.dtype and shape in (tensor.shape, self.local[number]):
             return
-        axis = self.batch_dims[number] if number < len(self.batch_dims) else None
-        same = axis is not None and len(shape) == len(tensor.shape)
-        ragged = same and all(a == b for i, (a, b) in enumerate(zip(shape, tensor.shape)) if i != axis)
-        remedy = (
-            "a last batch that is smaller cannot be trained on: pass drop_last=True to the DataLoader"
-            if ragged and axis is not None and shape[axis] < tensor.shape[axis] and dtype == tensor.dtype
-            else f"pass whole batches of that shape, or this rank's slice {list(self.local[number])}"
-        )
         raise RankError(
             f"tensor {number} of the batch is {dtype} of shape {list(shape)}, but the graph was captured "
-            f"with {tensor.dtype} of shape {list(tensor.shape)}; {remedy}"
+            f"with {tensor.dtype} of shape {list(tensor.shape)}; pass whole batches of that type and as many axes, or "
+            f"this rank's slice {list(self.local[number])}"
         )
 
     @staticmethod

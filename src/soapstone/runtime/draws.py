@@ -7,6 +7,7 @@ Replay mode draws whole masks from torch's generator, call after call as eager P
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import product
 from typing import Any
 
@@ -71,6 +72,10 @@ class CounterDraws:
         self.seed, self.step, self.microbatch, self.place = seed, 0, 0, place
         self._hashed: dict[int, tuple[Place, torch.Tensor]] = {}  # 32 bits of each element, which never change
 
+    def of(self, graph: OperatorGraph) -> CounterDraws:
+        """Those of another graph, which are counted together with these."""
+        return self
+
     def begin(self, microbatches: int) -> None:
         self.step += 1
 
@@ -114,6 +119,12 @@ class ReplayDraws:
         self._before = state
         self.microbatch = 0
         self.masks: dict[tuple[int, int], torch.Tensor] = {}  # by microbatch and draw
+
+    def of(self, graph: OperatorGraph) -> ReplayDraws:
+        """Those of another graph, of the same generator."""
+        other = copy(self)
+        other.draws = graph.draws
+        return other
 
     def begin(self, microbatches: int) -> None:
         """Draw all masks of a step; torch draws none where all or nothing is kept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,8 @@ from torch import nn
 
 from ..errors import RankError
 from ..simulator import Simulation
-from ..tracing import FrozenValues, Workload, capture_again, flattened
-from .agreement import Verdict, agree, checksum
-from .batch import BatchCheck
+from ..tracing import Workload, flattened
+from .agreement import Verdict, agree
 from .buffers import LaggingBuffers
 from .clipping import clip_grad_norm
 from .evaluation import Evaluation
@@ -26,6 +25,7 @@ from .guards import Guarded
 from .habits import Habits, StepLoss
 from .iteration import train
 from .records import Record, recorded
+from .shapes import Shapes, shapes_of
 from .store import Store
 from .transports import Transport
 from .transports.stopping import GRACE, Stop, stoppable
@@ -43,48 +43,55 @@ class Parallel(Habits):
     ) -> None:
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.plan.simulation.graph
-        self._check = BatchCheck(self._graph, executor.read, executor.microbatches)
-        self._frozen = FrozenValues(work, self._graph, lambda: capture_again(work, self._graph))
+        self._shapes = Shapes(work, executor)
         self._evaluations: dict[tuple[tuple[int, ...], ...], Evaluation] = {}
         self._buffers = LaggingBuffers(executor.placement, executor.device, store)
         self._guarded = Guarded(work.model, store)
-        self._first = True
         self._steps, self._faults = 0, Faults(executor, on_nan)
         self._idle = nn.Parameter(torch.empty(0, device=executor.place))
 
     @property
     def slices(self) -> tuple[tuple[slice, ...], ...]:
         """What this rank reads of each tensor of the batch; a step takes whole tensors, or just these slices."""
-        return self._check.slices
+        return self._shapes.first.check.slices
 
     def step(self, *batch: Any, sync: bool = True) -> torch.Tensor:
         """Forward, backward and gradient sync. Every rank passes the batch, inputs then targets, whole or cut to its
-        `slices`, and gets the same loss. Gradients of the previous step are dropped, unless it had `sync=False`: then
-        new gradients are added to them. Raises RankError on every rank if one rank's batch does not fit, and
-        LostRankError if another rank has ended or does not answer."""
+        `slices`, and gets the same loss. A whole batch may have other shapes: each new one is captured once. Gradients
+        of the previous step are dropped, unless it had `sync=False`: then new gradients are added to them. Raises
+        RankError on every rank if one rank's batch does not fit, and LostRankError if another rank has ended or does
+        not answer."""
         batch = flattened(batch)
+        program, choice = self._shapes.choose(batch)
         given: list[Values] = []
 
         def check() -> torch.Tensor | None:
-            self._frozen.check()
-            self._check(batch)
-            given.extend(self._executor.given(self._check.cut(batch, self._executor.place)))
-            return self._executor.weigh(given)
+            if program is None:
+                return None
+            given.extend(program.given(batch))
+            return self._shapes.padded(program.executor.weigh(given))
 
-        verdict = Verdict(self._transport, check, self._executor.microbatches)
-        if self._first:
+        described = partial(shapes_of, batch)
+        verdict = Verdict(self._transport, check, self._executor.microbatches, choice, described)
+        if program is None:
             verdict()
-            self._compare_first(batch)
+            self._shapes.add(batch)
+            return self.step(*batch, sync=sync)
+        if program.is_new:
+            verdict()
+            self._shapes.compare_first(program, batch)
         if not self._guarded.is_accumulating:
             self._store.drop_gradients()
         self._steps += 1
         self._buffers.change()
         self._transport.note(f"in step {self._steps}")
         try:
-            loss = train(self._executor, given, sync, verdict, self._faults.accepts)
+            loss = train(program.executor, given, sync, verdict, self._faults.accepts)
+            if program.spread is not None:
+                program.spread(self._transport, sync=sync)
         except BaseException as error:
             if verdict.refused:
-                self._executor.draws.undo()
+                program.executor.draws.undo()
                 self._steps -= 1
                 raise
             if (problem := self._faults.announce(error, self._steps)) is error:
@@ -109,23 +116,6 @@ class Parallel(Habits):
             raise RankError(
                 "the last step had sync=False, so gradients are not summed yet; call this after a step with sync=True"
             )
-
-    def _compare_first(self, batch: tuple[torch.Tensor, ...]) -> None:
-        """Raise RankError unless all ranks pass the same samples in the first batch."""
-        self._first = False
-        whole = all(tuple(t.shape) == self._graph.tensors[i].shape for t, i in zip(batch, self._graph.inputs))
-        everyone = self._transport.exchange(
-            (checksum(dict(enumerate(batch))) if whole else None, self._check.sums(batch))
-        )
-        found: dict[str, tuple[str, int]] = {}
-        for rank, (total, sums) in enumerate(everyone):
-            for part, own in (sums if total is None else {"all": total, **sums}).items():
-                first, other = found.setdefault(part, (own, rank))
-                if first != own:
-                    raise RankError(
-                        f"ranks {other} and {rank} pass different batches; every rank must pass the whole batch, or "
-                        "its slices of it (a DistributedSampler gives each rank samples of its own)"
-                    )
 
     def evaluate(self, *inputs: Any) -> torch.Tensor:
         """The model's output in eval mode, whole and on every rank; every rank passes the same whole inputs, of any

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import groupby
 from math import prod
 from typing import NamedTuple
@@ -12,12 +13,13 @@ import torch
 from torch import nn
 
 from .. import _core
+from ..errors import RankError
 from ..graph import OperatorGraph, Tensor
-from ..parts import Box, hull, lengths, reframe
+from ..parts import Box, common, hull, lengths, reframe
 from ..simulator import Simulation
 from ..strategy import Strategy
 from .shard import Shard
-from .sharded import Sharded
+from .sharded import Piece, Sharded
 from .transports import carried
 
 STORED = ("parameter", "buffer")
@@ -64,6 +66,36 @@ class Store:
                 found[i] = Shard(self.graph.tensors[i], self.graph.native.factoring(i), hull(boxes), full.to(place))
         self.shards = dict(sorted(found.items()))
         self.sharded = self._shared_by(simulation.strategy)
+
+    def read_by(self, simulation: Simulation) -> Store:
+        """The same shards as the tensors of another graph. Raises RankError unless each device reads nothing but what
+        it has of them."""
+        other = copy(self)
+        other.graph = simulation.played
+        native, tensors = simulation.native, other.graph.tensors
+        own = {self.graph.tensors[i].name: i for i in self.pieces}
+        numbers = {i: own.get(t.name, -1) for i, t in enumerate(tensors) if t.source in STORED}
+        other.pieces = {i: native.pieces(i) for i in numbers}
+        for i, number in numbers.items():
+            if not self._holds(number, other.pieces[i], other.graph.native.factoring(i)):
+                raise RankError(f"it reads {tensors[i].name!r} on other devices than the batch that was captured")
+        other.shards = {i: self.shards[number] for i, number in numbers.items() if number in self.shards}
+        other.sharded = {i: self.sharded[number] for i, number in numbers.items() if number in self.sharded}
+        return other
+
+    def _holds(self, i: int, pieces: Sequence[Piece], dims: list[list[int]]) -> bool:
+        """Whether the devices that read pieces have them; those that keep shares must be the same."""
+        if i < 0 or dims != self.graph.native.factoring(i):
+            return False
+        if i in self.sharded:
+            return list(pieces) == list(self.pieces[i])
+        every = ((device, box) for devices, boxes in pieces for device in devices for box in boxes)
+        return all(self._has(i, device, box) for device, box in every)
+
+    def _has(self, i: int, device: int, box: Box) -> bool:
+        """Whether a device has all of a box."""
+        own = (each for devices, boxes in self.pieces[i] if device in devices for each in boxes)
+        return sum(common(box, each) for each in own) == common(box, box)
 
     def _shared_by(self, strategy: Strategy) -> dict[int, Sharded]:
         """The parameters of which this rank keeps a share."""

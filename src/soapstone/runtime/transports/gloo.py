@@ -162,18 +162,19 @@ class GlooTransport:
 
     @raise_if_peer_lost()
     def poll(
-        self, refused: bool, weights: torch.Tensor | None, count: int
-    ) -> Callable[[], tuple[bool, torch.Tensor | None]]:
-        numbers = torch.zeros(1 + count, dtype=torch.float64)
-        numbers[0] = float(refused)
+        self, ballot: torch.Tensor, weights: torch.Tensor | None, count: int
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor | None]]:
+        first = len(ballot)
+        numbers = torch.zeros(first + count, dtype=torch.float64)
+        numbers[:first] = ballot
         if weights is not None:
-            numbers[1:] = weights
+            numbers[first:] = weights
         everyone = tuple(range(self.size))
         work = self.groups[everyone].allreduce([numbers])
 
-        def answer() -> tuple[bool, torch.Tensor | None]:
+        def answer() -> tuple[torch.Tensor, torch.Tensor | None]:
             found = self._wait(work, numbers)
-            return bool(found[0]), self._back(found[1:])
+            return found[:first], self._back(found[first:])
 
         return answer
 

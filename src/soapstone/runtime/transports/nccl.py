@@ -137,18 +137,18 @@ class NcclTransport:
         return self._issue(ops)
 
     def poll(
-        self, refused: bool, weights: torch.Tensor | None, count: int
-    ) -> Callable[[], tuple[bool, torch.Tensor | None]]:
-        refusals = torch.tensor([int(refused)])
-        work = self._host.allreduce([refusals])
+        self, ballot: torch.Tensor, weights: torch.Tensor | None, count: int
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor | None]]:
+        votes = ballot.clone()
+        work = self._host.allreduce([votes])
         weights = torch.zeros(count, device=self.place) if weights is None else weights
         total = self.all_reduce(Row.WEIGHT, weights.double(), self._everyone)
 
-        def answer() -> tuple[bool, torch.Tensor | None]:
+        def answer() -> tuple[torch.Tensor, torch.Tensor | None]:
             self._watch.raise_if_lost()
             with raise_if_peer_lost():
                 work.wait()
-            return bool(refusals), total()
+            return votes, total()
 
         return answer
 

@@ -30,7 +30,7 @@ class Incoming(NamedTuple):
 
 
 class Row(IntEnum):
-    """What all ranks meet for that is no task of the plan; a task's row is 0 or more."""
+    """What ranks meet for that is no task of the plan; a task's row is 0 or more."""
 
     LOSS = -1
     WEIGHT = -2  # of a mean loss
@@ -38,6 +38,7 @@ class Row(IntEnum):
     NORM = -4  # of all gradients
     OPENING = -5  # of a connection
     EXCHANGE = -6  # of what is not a tensor
+    SPREAD = 1 << 30  # of gradients to devices that have none of their own; a message's tag, too, beyond all tasks
 
 
 class Transport(Protocol):
@@ -72,10 +73,10 @@ class Transport(Protocol):
         ...
 
     def poll(
-        self, refused: bool, weights: torch.Tensor | None, count: int
-    ) -> Callable[[], tuple[bool, torch.Tensor | None]]:
-        """Ask all ranks two things when a step begins: does any refuse its batch, and what do their weights, so many
-        each, sum to? The answer is on its way while the first segment runs."""
+        self, ballot: torch.Tensor, weights: torch.Tensor | None, count: int
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor | None]]:
+        """Sum two things over all ranks when a step begins: ballots of whole numbers, and weights, so many on each
+        rank. The answer is on its way while the first segment runs."""
         ...
 
     def finish(self) -> None:

@@ -139,14 +139,15 @@ class ThreadTransport:
         return lambda: found
 
     def poll(
-        self, refused: bool, weights: torch.Tensor | None, count: int
-    ) -> Callable[[], tuple[bool, torch.Tensor | None]]:
+        self, ballot: torch.Tensor, weights: torch.Tensor | None, count: int
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor | None]]:
         if self.size == 1:
-            return lambda: (refused, weights)
-        found = self._meet(tuple(range(self.size)), Row.WEIGHT, (refused, weights))
+            return lambda: (ballot, weights)
+        found = self._meet(tuple(range(self.size)), Row.WEIGHT, (ballot, weights))
         given = [weights.double() for _, weights in found if weights is not None]
         total = torch.stack(given).sum(0) if given else None
-        return lambda: (any(refused for refused, _ in found), total)
+        votes = torch.stack([ballot for ballot, _ in found]).sum(0)
+        return lambda: (votes, total)
 
     def finish(self) -> None:
         pass
