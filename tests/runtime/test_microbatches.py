@@ -115,9 +115,9 @@ def test_a_rank_may_pass_its_slices_alone() -> None:
     def run(rank: int, transport: ThreadTransport) -> list[float]:
         parallel = ss.parallelize(case.workload(), graph, topology, strategy, transport=transport)
         cut = [given[sides] for given, sides in zip(batch, parallel.slices)]
-        return [float(parallel.step(*given)) for given in (batch, cut)]
+        return [float(parallel.step(*given)) for given in (cut, batch)]
 
-    for whole, sliced in ss.run_threads(2, run):
+    for sliced, whole in ss.run_threads(2, run):
         assert sliced == pytest.approx(whole, rel=1e-12)
 
 

@@ -524,7 +524,7 @@ def test_a_refused_batch_leaves_no_trace(dropout: str) -> None:
             parallel = ss.parallelize(work, graph, topology, strategy, dropout=dropout, transport=transport)
             found = [parallel.step(*good[0], sync=False)]
             if refuse:
-                with pytest.raises(ss.SoapstoneError, match="but rank 1 passes .2, 3., .5, 3."):
+                with pytest.raises(ss.SoapstoneError, match=r"but rank 1 passes .2, 3., .5, 3."):
                     parallel.step(*((good[1][0][:2], good[1][1]) if rank == 1 else good[1]))
             found.append(parallel.step(*good[1]))
             return [*found, *(gradient.sum() for gradient in parallel.gradients().values())]

@@ -4,9 +4,11 @@ sentences, fewer samples than devices."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import soapstone as ss
 from soapstone.runtime import Parallel, ThreadTransport
@@ -123,7 +125,9 @@ def test_ranks_that_pass_different_shapes_are_told() -> None:
         parallel.step(*resized(whole, 5))
         parallel.step(*resized(whole, 5 if rank else 6))
 
-    assert all("rank 0 passes [6, 7], [6, 5], but rank 1 passes [5, 7], [5, 5]" in said for said in on_ranks(act))
+    assert all(
+        "rank 0 passes shapes [6, 7], [6, 5], but rank 1 passes [5, 7], [5, 5]" in said for said in on_ranks(act)
+    )
 
 
 def test_a_new_shape_on_one_rank_alone_is_told() -> None:
@@ -136,11 +140,112 @@ def test_a_new_shape_on_one_rank_alone_is_told() -> None:
     assert all("pass the same batch on every rank" in said for said in on_ranks(act))
 
 
-def test_a_short_first_batch_is_not_taken_for_slices() -> None:
-    """Half the samples are as many as a rank reads of a whole batch."""
-    half = resized(ALL["mlp"].workload().batch, 3)
-    said = on_ranks(lambda parallel, rank: parallel.step(*half))
-    assert all("the first batch of a loop must have the shapes that were captured" in each for each in said)
+def test_two_new_shapes_at_once_are_told() -> None:
+    whole = ALL["mlp"].workload().batch
+
+    def act(parallel: Parallel, rank: int) -> None:
+        parallel.step(*whole)
+        parallel.step(*resized(whole, 5 - rank))
+
+    assert all("rank 0 passes shapes [5, 7], [5, 5], but rank 1 passes [4, 7]" in said for said in on_ranks(act))
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_short_first_batch_is_not_taken_for_slices(count: int) -> None:
+    """Half the samples are as many as a rank reads of a whole batch; of seven, only one rank reads four."""
+    whole = ALL["mlp"].workload().batch
+    if count == 4:
+        whole = resized(whole, 7)
+    short = resized(whole, count)
+    work = replace(ALL["mlp"].workload(), inputs=whole[:1], targets=whole[1:])
+    graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x2")
+
+    def run(rank: int, transport: ThreadTransport) -> list[float]:
+        strategy = ss.baselines.data_parallel(graph, topology)
+        parallel = ss.parallelize(ALL["mlp"].workload(), graph, topology, strategy, transport=transport)
+        for _ in range(2):
+            with pytest.raises(ss.SoapstoneError, match="the first batch of a loop must have the shapes"):
+                parallel.step(*short)
+        return [parallel.step(*batch).item() for batch in (whole, short)]
+
+    wanted = [ALL["mlp"].workload().compute_loss(*batch).item() for batch in (whole, short)]
+    for found in ss.run_threads(2, run):
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_different_samples_are_refused_each_time() -> None:
+    whole = ALL["mlp"].workload().batch
+
+    def act(parallel: Parallel, rank: int) -> None:
+        parallel.step(*whole)
+        with pytest.raises(ss.SoapstoneError, match="pass different batches"):
+            parallel.step(*(x + rank for x in resized(whole, 5)))
+        parallel.step(*(x + rank for x in resized(whole, 5)))
+
+    assert all("pass different batches" in said for said in on_ranks(act))
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.table, self.out = nn.Parameter(torch.randn(8, 4)), nn.Linear(4, 1)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(x + self.table[: x.shape[1]]))  # type: ignore[no-any-return]
+
+
+def test_gradients_that_a_step_would_not_sum_are_refused() -> None:
+    x = torch.randn(4, 6, 4, dtype=torch.float64)
+    work = ss.Workload(Positions(), (x,), loss=torch.mean)
+    graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x2")
+
+    def run(rank: int, transport: ThreadTransport) -> torch.Tensor:
+        strategy, own = ss.baselines.data_parallel(graph, topology), replace(work, model=Positions())
+        parallel = ss.parallelize(own, graph, topology, strategy, transport=transport)
+        parallel.step(x, sync=False)
+        with pytest.raises(
+            ss.SoapstoneError, match=r"would not be summed; end the accumulation with a batch of the capt"
+        ):
+            parallel.step(x[:, :3])
+        parallel.step(x[:, :3], sync=False)
+        parallel.step(x)
+        return parallel.gradients()["table"]
+
+    for part in (x, x[:, :3], x):
+        work.compute_loss(part).backward()  # type: ignore[no-untyped-call]
+    for found in ss.run_threads(2, run):
+        wanted = work.model.get_parameter("table").grad
+        assert wanted is not None
+        assert torch.allclose(found, wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("devices", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_local_statistics_are_those_of_the_first_samples(devices: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    x, y = torch.randn(8, 3, 4, 4).double(), torch.randint(0, 4, (8,))
+
+    def make() -> ss.Workload:
+        torch.manual_seed(2)
+        layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 4)]
+        return ss.Workload(nn.Sequential(*layers).double(), (x,), loss=nn.functional.cross_entropy, targets=(y,))
+
+    graph, topology = ss.capture(make(), batch_norm="local"), ss.Topology.parse("cpu:1x4")
+    data = ss.baselines.data_parallel(graph, topology)
+    strategy = ss.Strategy(graph, topology, {name: replace(each, devices=devices) for name, each in data.items()})
+
+    def run(rank: int, transport: ThreadTransport) -> torch.Tensor:
+        parallel = ss.parallelize(make(), graph, topology, strategy, transport=transport)
+        for samples in (8, 3):
+            parallel.step(x[:samples], y[:samples])
+        return parallel.state_dict()["1.running_mean"]
+
+    first = make().model
+    for samples in (2, 1):  # those of the first part
+        first[1](first[0](x[:samples]))  # type: ignore[index]
+    for found in ss.run_threads(4, run):
+        assert torch.allclose(found, first.state_dict()["1.running_mean"], rtol=1e-9)
 
 
 def test_ranks_that_pass_slices_cannot_change_the_shape() -> None:
@@ -163,9 +268,9 @@ def test_a_batch_that_makes_another_graph_is_refused() -> None:
         strategy = ss.baselines.data_parallel(graph, topology)
         parallel = ss.parallelize(make(), graph, topology, strategy, transport=transport)
         with pytest.raises(
-            ss.SoapstoneError, match=r"a batch of .* cannot be trained on under this strategy"
+            ss.SoapstoneError, match=r"a batch of shapes .* cannot be trained on under this strategy"
         ) as caught:
             parallel.step(*resized(make().batch, 1, 5))
         return str(caught.value)
 
-    assert all("it makes other ops of the model" in said for said in ss.run_threads(2, act))
+    assert all("the model runs other ops for it" in said for said in ss.run_threads(2, act))

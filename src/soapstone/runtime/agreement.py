@@ -81,9 +81,20 @@ class Verdict:
     def _raise(self) -> None:
         everyone = self._transport.exchange((self._problem, self._described()))
         raise_any(self._transport, [problem for problem, _ in everyone])
-        first = everyone[0][1]
-        rank, other = next((rank, found) for rank, (_, found) in enumerate(everyone) if found != first)
-        raise RankError(f"rank 0 passes {first}, but rank {rank} passes {other}; pass the same batch on every rank")
+        check_same([described for _, described in everyone])
+        raise RankError(
+            "some ranks take this batch for slices, others for a whole batch; the first batch of a loop must have the "
+            "shapes that were captured"
+        )
+
+
+def check_same(described: list[str]) -> None:
+    """Raise RankError unless all ranks pass the same shapes."""
+    for rank, found in enumerate(described):
+        if found != described[0]:
+            raise RankError(
+                f"rank 0 passes shapes {described[0]}, but rank {rank} passes {found}; pass the same batch on every rank"
+            )
 
 
 def checksum(tensors: Mapping[Any, torch.Tensor]) -> str:

@@ -21,7 +21,7 @@ from .transports import Transport
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """A box of a buffer, and the devices that update it, which all have the same values."""
 
     tensor: int
@@ -52,11 +52,11 @@ class LaggingBuffers:
             if self._device not in self._sources[n].devices:
                 self._take(self._sources[n], values)
 
-    def _values(self, source: _Source) -> torch.Tensor:
+    def _values(self, source: Source) -> torch.Tensor:
         shard = self._store.shards[source.tensor]
         return shard.window(shard.tensor, source.box).to("cpu", copy=True)
 
-    def _take(self, source: _Source, values: torch.Tensor) -> None:
+    def _take(self, source: Source, values: torch.Tensor) -> None:
         shard = self._store.shards.get(source.tensor)
         if shard is None:
             return
@@ -66,15 +66,19 @@ class LaggingBuffers:
             shard.window(shard.tensor, both).copy_(values.reshape(lengths(source.box))[inside])
 
 
-def _sources(placement: Placement) -> list[_Source]:
+def _sources(placement: Placement) -> list[Source]:
     """The updated boxes, each once, except those of buffers that are updated on every device that has them."""
+    return [row for row in updated_boxes(placement) if placement.holders[row.tensor] - set(row.devices)]
+
+
+def updated_boxes(placement: Placement) -> list[Source]:
+    """Each once."""
     found: dict[tuple[int, tuple[tuple[int, int], ...]], set[int]] = {}
     for device, tasks in placement.tasks.items():
         for task in tasks:
             for tensor, box in _updated(placement, task, device):
                 found.setdefault((tensor, box), set()).add(device)
-    rows = [_Source(tensor, list(box), tuple(sorted(devices))) for (tensor, box), devices in sorted(found.items())]
-    return [row for row in rows if placement.holders[row.tensor] - set(row.devices)]
+    return [Source(tensor, list(box), tuple(sorted(devices))) for (tensor, box), devices in sorted(found.items())]
 
 
 def _updated(placement: Placement, task: Task, device: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:

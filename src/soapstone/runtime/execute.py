@@ -38,7 +38,7 @@ class Executor:
         self.plan, self.placement, self.graph = plan, plan.placement, plan.placement.graph
         self.microbatches = plan.placement.microbatches
         self.device, self.ranks, self.store, self.transport, self.draws = device, ranks, store, transport, draws
-        self.place, self.is_compiled = place, compiled
+        self.place, self.is_compiled, self.is_graphed = place, compiled, graphed
         self.spans: list[Span] | None = None  # what happened when, where somebody wants to know
         self.program: list[Event] = plan.program(device) if training else plan.forward_program(device)
         self.differentiated = {event.segment for event in self.program if isinstance(event, Run) and event.backward}

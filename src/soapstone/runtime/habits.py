@@ -18,7 +18,7 @@ _WRITTEN = {
     "eval": "parallel.evaluate(inputs) is always in eval mode; leave eval() out",
     "backward": "parallel.step has run backward already; leave backward() out",
     "no_sync": "call parallel.step(inputs, targets, sync=False), which accumulates gradients",
-    "join": "every rank must take the same number of steps; drop a smaller last batch",
+    "join": "every rank must take the same number of steps",
     "buffers": "parallel.state_dict() has the whole buffers",
     "named_buffers": "parallel.state_dict() has the whole buffers",
     "compile": "call parallelize(..., compile=True)",

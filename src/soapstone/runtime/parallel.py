@@ -68,6 +68,8 @@ class Parallel(Habits):
         def check() -> torch.Tensor | None:
             if program is None:
                 return None
+            if sync:
+                self._shapes.check_sync(program)
             given.extend(program.given(batch))
             return self._shapes.padded(program.executor.weigh(given))
 
@@ -82,6 +84,7 @@ class Parallel(Habits):
             self._shapes.compare_first(program, batch)
         if not self._guarded.is_accumulating:
             self._store.drop_gradients()
+            self._shapes.drop_unsynced()
         self._steps += 1
         self._buffers.change()
         self._transport.note(f"in step {self._steps}")
@@ -101,6 +104,7 @@ class Parallel(Habits):
             self._transport.note(f"after step {self._steps}")
         self._guarded.changes += 1
         self._guarded.is_accumulating = not sync
+        self._shapes.ran(program, sync)
         if self._faults.is_nonfinite:
             self._faults.handle(self._steps)
             self._guarded.is_accumulating = False
@@ -109,6 +113,7 @@ class Parallel(Habits):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients, including those that steps with `sync=False` accumulated. Otherwise `step` does so itself."""
         self._store.drop_gradients()
+        self._shapes.drop_unsynced()
         self._guarded.is_accumulating = False
 
     def _check_synced(self) -> None:

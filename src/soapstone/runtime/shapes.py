@@ -6,8 +6,8 @@ Each new shape is captured once, and trains under the same strategy: its ops hav
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..processes import say
 from ..simulator import simulate
 from ..strategy import Strategy
 from ..tracing import FrozenValues, Workload, capture_again
-from .agreement import agree, checksum
+from .agreement import agree, check_same, checksum
 from .batch import BatchCheck
 from .compiling import SEGMENT_BYTES
 from .execute import Executor, Values
@@ -53,7 +53,6 @@ class Program:
     def compare_first(self, batch: tuple[torch.Tensor, ...]) -> bool:
         """Whether any rank passes slices of the first batch. Raises RankError unless all ranks pass the same samples
         in it."""
-        self.is_new = False
         whole, total = self.check.is_whole(batch), checksum(dict(enumerate(batch)))
         everyone = self.executor.transport.exchange((whole, total, self.check.sums(batch)))
         found: dict[str, tuple[str, int]] = {}
@@ -69,9 +68,10 @@ class Program:
             parts, other = alike.setdefault(total, (set(sums), rank))
             if sums and not is_whole and parts.isdisjoint(sums):
                 raise RankError(
-                    f"ranks {other} and {rank} pass the same tensors, which are taken for different slices of the "
-                    f"batch; the first batch of a loop must have the shapes that were captured"
+                    f"ranks {other} and {rank} pass the same samples where each has slices of its own; the first batch "
+                    "of a loop must have the shapes that were captured"
                 )
+        self.is_new = False
         return not all(is_whole for is_whole, *_ in everyone)
 
 
@@ -81,6 +81,7 @@ class Shapes:
     def __init__(self, work: Workload, executor: Executor) -> None:
         self._work, self._programs = work, [Program(work, executor)]
         self._sliced: bool | None = None  # whether ranks pass slices; unknown before the first batch
+        self._unsynced: list[Program] = []  # that have run since gradients were summed
 
     @property
     def first(self) -> Program:
@@ -105,15 +106,16 @@ class Shapes:
         """Capture the model for the shapes of this batch. Every rank calls this. Raises a SoapstoneError on all of them
         if it cannot be trained on under the same strategy."""
         first, start = self.first.executor, time.perf_counter()
+        check_same(first.transport.exchange(shapes_of(batch)))
         work = self._work.filled(*(x.to(self._work.place) for x in batch))
 
         def prepare() -> Plan:
-            graph = capture_again(work, first.plan.simulation.graph)
-            try:
+            with _told(batch):
+                if first.is_graphed and first.store.sharded:
+                    raise RankError("CUDA graphs need the weights to stay where they are")
+                graph = capture_again(work, first.plan.simulation.graph)
                 simulation = simulate(graph, first.plan.simulation.strategy.topology, self._strategy(graph))
                 check_statistics(simulation)
-            except SoapstoneError as error:
-                raise RankError(f"{_refused(batch)}: {error}; {_REMEDY}") from None
             most_bytes = SEGMENT_BYTES if first.is_compiled else None
             return Plan(simulation, simulation.order, first.transport.size, most_bytes=most_bytes)
 
@@ -122,15 +124,13 @@ class Shapes:
             raise RankError("the ranks captured different models; give every rank the same model")
 
         def build() -> Program:
-            try:
+            with _told(batch):
                 store = first.store.read_by(plan.simulation)
-            except RankError as error:
-                raise RankError(f"{_refused(batch)}: {error}; {_REMEDY}") from None
             draws = first.draws.of(plan.simulation.strategy.played)
             executor = Executor(
                 plan, first.device, first.ranks, store, first.transport, draws, first.place, compiled=first.is_compiled
             )
-            return Program(work, executor, Spreading(store, first.store, first.device, first.ranks))
+            return Program(work, executor, Spreading(plan.placement, store, first.store, first.device, first.ranks))
 
         program = agree(first.transport, build)
         open_connections(plan, first.ranks, first.transport)
@@ -139,7 +139,27 @@ class Shapes:
         self._programs.append(program)
         if first.transport.rank == 0:
             taken = time.perf_counter() - start
-            say(f"captured the model for batches of {shapes_of(batch)} in {taken:.1f} s; pad them to have fewer shapes")
+            shapes = shapes_of(batch)
+            say(
+                f"captured the model for batches of {shapes} in {taken:.1f} s; pad to fewer lengths to capture less often"
+            )
+
+    def drop_unsynced(self) -> None:
+        """The gradients of earlier steps are gone."""
+        self._unsynced.clear()
+
+    def check_sync(self, program: Program) -> None:
+        """Raise RankError if earlier steps left gradients that this program would not sum."""
+        for other in self._unsynced:
+            if other is not program and (name := program.executor.store.unread(other.executor.store)):
+                raise RankError(
+                    f"steps with sync=False have used values of {name!r} that this batch does not use, so their "
+                    "gradients would not be summed; end the accumulation with a batch of the captured shapes"
+                )
+
+    def ran(self, program: Program, sync: bool) -> None:
+        """A step is over."""
+        self._unsynced = [] if sync else [*self._unsynced, program]
 
     def padded(self, weights: torch.Tensor | None) -> torch.Tensor | None:
         """What a rank weighs by microbatch, as long for every program."""
@@ -151,7 +171,7 @@ class Shapes:
         for."""
         known = self.first.executor.plan.simulation.strategy
         for name in sorted({op.name for op in graph.ops} ^ set(known)):
-            raise RankError(f"it makes other ops of the model, such as {name!r}")
+            raise RankError(f"the model runs other ops for it, such as {name!r}")
         microbatches, played = _cut(graph, known.microbatches)
         fitted = {op.name: known[op.name].fitted(op) for op in played.ops}
         return Strategy(graph, known.topology, fitted, microbatches)
@@ -165,8 +185,14 @@ def _cut(graph: OperatorGraph, most: int) -> tuple[int, OperatorGraph]:
     return 1, graph
 
 
-def _refused(batch: Sequence[torch.Tensor]) -> str:
-    return f"a batch of {shapes_of(batch)} cannot be trained on under this strategy"
-
-
-_REMEDY = "pad it to the shapes that were captured, or leave it out (drop_last=True)"
+@contextmanager
+def _told(batch: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Errors say which batch they are about, and what to do."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, SoapstoneError) else f"{type(error).__name__}: "
+        raise RankError(
+            f"a batch of shapes {shapes_of(batch)} cannot be trained on under this strategy: {kind}{error}; "
+            "pad it to the shapes that were captured, or leave it out (drop_last=True)"
+        ) from None

@@ -12,16 +12,19 @@ import torch
 
 from ..graph import ITEM_SIZES
 from ..parts import Box, common, lengths, overlap
+from .buffers import updated_boxes
+from .placement import Placement
+from .sharded import Piece
 from .store import Store
 from .transports import Row, Transport
 
 
 class _Spread(NamedTuple):
-    """A box of a parameter or buffer that only some of its holders read."""
+    """A box of a parameter that only some of its holders read, or of a buffer that only some update."""
 
     tensor: int
     box: Box
-    readers: Sequence[int]
+    devices: Sequence[int]
 
 
 class _Meeting(NamedTuple):
@@ -35,15 +38,17 @@ class _Meeting(NamedTuple):
 class Spreading:
     """`store` is what is read for the batch, `known` what is read for the batch that was captured."""
 
-    def __init__(self, store: Store, known: Store, device: int, ranks: Sequence[int]) -> None:
+    def __init__(self, placement: Placement, store: Store, known: Store, device: int, ranks: Sequence[int]) -> None:
         self._store, self._device = store, device
         self._rows: dict[_Meeting, list[_Spread]] = defaultdict(list)
         tensors = store.graph.tensors
-        changing = {operand.tensor for op in store.graph.ops for operand in op.updates}
-        for i in (i for i in store.pieces if (tensors[i].grad and i not in store.sharded) or i in changing):
-            for holders, row in _missing(store, known, i):
-                together = tuple(ranks[device] for device in sorted(holders))
-                self._rows[_Meeting(together, tensors[i].dtype, i in changing)].append(row)
+        trained = [(i, pieces) for i, pieces in store.pieces.items() if tensors[i].grad and i not in store.sharded]
+        updated = [(each.tensor, [(each.devices, [each.box])]) for each in updated_boxes(placement)]
+        for is_buffer, every in ((False, trained), (True, updated)):
+            for i, pieces in every:
+                for holders, row in _missing(store, known, i, pieces):
+                    together = tuple(ranks[device] for device in sorted(holders))
+                    self._rows[_Meeting(together, tensors[i].dtype, is_buffer)].append(row)
 
     @property
     def bytes(self) -> dict[tuple[int, ...], int]:
@@ -55,7 +60,8 @@ class Spreading:
 
     @torch.no_grad()
     def __call__(self, transport: Transport, *, sync: bool) -> None:
-        """Give every holder the buffers of the readers and, with `sync`, the gradients that these have summed."""
+        """Give every holder the buffers that others have updated and, with `sync`, the gradients that they have
+        summed."""
         for meeting, rows in self._rows.items():
             if transport.rank not in meeting.ranks or not (sync or meeting.is_buffer):
                 continue
@@ -72,17 +78,19 @@ class Spreading:
         return shard.window(shard.tensor.data if is_buffer else shard.own_gradient(), row.box)
 
     def _share(self, row: _Spread, is_buffer: bool) -> torch.Tensor:
-        """What the readers have alike is the first one's to give. A gradient of earlier steps may be anywhere."""
+        """What those devices have alike is the first one's to give. A gradient of earlier steps may be anywhere."""
         window = self._window(row, is_buffer)
-        is_given = self._device == row.readers[0] or not (is_buffer or self._device in row.readers)
+        is_given = self._device == row.devices[0] or not (is_buffer or self._device in row.devices)
         return window.reshape(-1).clone() if is_given else torch.zeros_like(window).reshape(-1)
 
 
-def _missing(store: Store, known: Store, i: int) -> Iterator[tuple[Sequence[int], _Spread]]:
-    """Where more devices hold a tensor than read it, and all of these."""
+def _missing(store: Store, known: Store, i: int, pieces: Sequence[Piece]) -> Iterator[tuple[Sequence[int], _Spread]]:
+    """Where devices hold a tensor but read nothing of it: all holders, and those that a piece names."""
     name = store.graph.tensors[i].name
     number = next(number for number in known.pieces if known.graph.tensors[number].name == name)
-    for (readers, boxes), (holders, others) in product(store.pieces[i], known.pieces[number]):
+    is_buffer = store.graph.tensors[i].source == "buffer"  # of which a device that reads it needs no more
+    readers = {device for devices, _ in store.pieces[i] for device in devices}
+    for (devices, boxes), (holders, others) in product(pieces, known.pieces[number]):
         for box in (overlap(*both) for both in product(boxes, others)):
-            if common(box, box) and set(holders) - set(readers):
-                yield holders, _Spread(i, box, readers)
+            if common(box, box) and set(holders).difference(readers if is_buffer else devices):
+                yield holders, _Spread(i, box, devices)

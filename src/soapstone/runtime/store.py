@@ -78,10 +78,22 @@ class Store:
         other.pieces = {i: native.pieces(i) for i in numbers}
         for i, number in numbers.items():
             if not self._holds(number, other.pieces[i], other.graph.native.factoring(i)):
-                raise RankError(f"it reads {tensors[i].name!r} on other devices than the batch that was captured")
+                raise RankError(f"its devices need other values of {tensors[i].name!r} than those that they hold")
         other.shards = {i: self.shards[number] for i, number in numbers.items() if number in self.shards}
         other.sharded = {i: self.sharded[number] for i, number in numbers.items() if number in self.sharded}
         return other
+
+    def unread(self, other: Store) -> str:
+        """The name of a trained parameter of which the parts of another store read more than those of this one."""
+        own = {
+            self.graph.tensors[i].name: [box for _, boxes in found for box in boxes] for i, found in self.pieces.items()
+        }
+        for i, pieces in other.pieces.items():
+            name, read = other.graph.tensors[i].name, [box for _, boxes in pieces for box in boxes]
+            missing = any(sum(common(box, each) for each in own.get(name, ())) < common(box, box) for box in read)
+            if missing and other.graph.tensors[i].grad:
+                return name
+        return ""
 
     def _holds(self, i: int, pieces: Sequence[Piece], dims: list[list[int]]) -> bool:
         """Whether the devices that read pieces have them; those that keep shares must be the same."""
