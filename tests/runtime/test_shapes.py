@@ -137,7 +137,7 @@ def test_a_new_shape_on_one_rank_alone_is_told() -> None:
         parallel.step(*whole)
         parallel.step(*resized(whole, 6 - rank))
 
-    assert all("pass the same batch on every rank" in said for said in on_ranks(act))
+    assert all("pass the same batch on all ranks" in said for said in on_ranks(act))
 
 
 def test_two_new_shapes_at_once_are_told() -> None:

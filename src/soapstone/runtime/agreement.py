@@ -93,7 +93,7 @@ def check_same(described: list[str]) -> None:
     for rank, found in enumerate(described):
         if found != described[0]:
             raise RankError(
-                f"rank 0 passes shapes {described[0]}, but rank {rank} passes {found}; pass the same batch on every rank"
+                f"rank 0 passes shapes {described[0]}, but rank {rank} passes {found}; pass the same batch on all ranks"
             )
 
 

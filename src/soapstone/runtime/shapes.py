@@ -138,11 +138,8 @@ class Shapes:
             first.transport.open([], program.spread.bytes)
         self._programs.append(program)
         if first.transport.rank == 0:
-            taken = time.perf_counter() - start
-            shapes = shapes_of(batch)
-            say(
-                f"captured the model for batches of {shapes} in {taken:.1f} s; pad to fewer lengths to capture less often"
-            )
+            shapes, taken = shapes_of(batch), f"{time.perf_counter() - start:.1f} s"
+            say(f"captured the model for batches of {shapes} in {taken}; pad to fewer lengths to capture less often")
 
     def drop_unsynced(self) -> None:
         """The gradients of earlier steps are gone."""
