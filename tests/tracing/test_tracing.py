@@ -306,6 +306,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "no tensor": (lambda: ss.capture(LINEAR, (3,)), r"inputs\[0\] must be a tensor, or hold some, not int"),  # type: ignore[arg-type]
     "targets alone": (lambda: ss.capture(LINEAR, (X,), targets=(X,)), "no loss that takes them"),
     "shapes": (lambda: ss.capture(LINEAR, (torch.randn(3, 5),), loss=lambda y: y.sum()), "torch.export rejects Linear"),
+    "no elements": (
+        lambda: ss.capture(LINEAR, (X,), loss=lambda y: y[:, :0].reshape(-1).sum() + y.sum()),
+        r"of shape \[3, 0\] has no elements; capture with at least one",
+    ),
     "batch norm": (lambda: ss.capture(LINEAR, (X,), batch_norm="none"), "batch_norm='none' is not known"),
 }
 

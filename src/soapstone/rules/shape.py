@@ -35,6 +35,8 @@ def _cuts(shape: Shape, axes: list[int]) -> list[int]:
 
 def _view_names(call: Call) -> tuple[list[str], list[str], dict[str, int]]:
     source, target = call.shapes[0], call.outputs[0]
+    if 0 in source:
+        return [f"i{axis}!" for axis in range(len(source))], [f"o{axis}!" for axis in range(len(target))], {}
     left, right = ["1"] * len(source), ["1"] * len(target)
     sizes: dict[str, int] = {}
     for number, (ins, outs) in enumerate(_blocks(source, target)):

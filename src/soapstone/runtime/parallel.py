@@ -68,7 +68,7 @@ class Parallel(Habits):
         def check() -> torch.Tensor | None:
             if program is None:
                 return None
-            if sync:
+            if sync and self._guarded.is_accumulating:
                 self._shapes.check_sync(program)
             given.extend(program.given(batch))
             return self._shapes.padded(program.executor.weigh(given))
