@@ -194,7 +194,7 @@ def test_every_rank_gets_the_weights_of_rank_0() -> None:
 
 BAD_BATCHES: dict[str, tuple[str, Callable[[tuple[torch.Tensor, torch.Tensor]], tuple[Any, ...]], str]] = {
     "one tensor": ("mlp", lambda batch: batch[:1], "step takes 2 tensors"),
-    "shape": ("mlp", lambda batch: (batch[0][:2], batch[1]), "tensor 0 of the batch is float64 of shape"),
+    "shape": ("mlp", lambda batch: (batch[0][..., None], batch[1]), "tensor 0 of the batch is float64 of shape"),
     "dtype": ("mlp", lambda batch: (batch[0].float(), batch[1]), "float32 of shape"),
     "no tensor": ("mlp", lambda batch: (batch[0], 3), "tensor 1 of the batch is int"),
     "token": ("lstm", lambda batch: (batch[0] + 5, batch[1]), "but op 'embed' takes 0 to 10"),

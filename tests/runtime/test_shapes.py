@@ -90,9 +90,11 @@ def test_gradients_accumulate_over_shapes() -> None:
     for batch in batches:
         work.compute_loss(*batch).backward()  # type: ignore[no-untyped-call]
 
+    works = [ALL["mlp"].workload() for _ in range(4)]
+
     def act(rank: int, transport: ThreadTransport) -> dict[str, torch.Tensor]:
         strategy = ss.baselines.data_parallel(graph, topology)
-        parallel = ss.parallelize(ALL["mlp"].workload(), graph, topology, strategy, transport=transport)
+        parallel = ss.parallelize(works[rank], graph, topology, strategy, transport=transport)
         for number, batch in enumerate(batches):
             parallel.step(*batch, sync=number == len(batches) - 1)
         return parallel.gradients()
@@ -160,9 +162,11 @@ def test_a_short_first_batch_is_not_taken_for_slices(count: int) -> None:
     work = replace(ALL["mlp"].workload(), inputs=whole[:1], targets=whole[1:])
     graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x2")
 
+    works = [ALL["mlp"].workload() for _ in range(2)]
+
     def run(rank: int, transport: ThreadTransport) -> list[float]:
         strategy = ss.baselines.data_parallel(graph, topology)
-        parallel = ss.parallelize(ALL["mlp"].workload(), graph, topology, strategy, transport=transport)
+        parallel = ss.parallelize(works[rank], graph, topology, strategy, transport=transport)
         for _ in range(2):
             with pytest.raises(ss.SoapstoneError, match="the first batch of a loop must have the shapes"):
                 parallel.step(*short)
@@ -200,10 +204,11 @@ def test_gradients_that_a_step_would_not_sum_are_refused() -> None:
     x = torch.randn(4, 6, 4, dtype=torch.float64)
     work = ss.Workload(Positions(), (x,), loss=torch.mean)
     graph, topology = ss.capture(work), ss.Topology.parse("cpu:1x2")
+    works = [replace(work, model=Positions()) for _ in range(2)]
 
     def run(rank: int, transport: ThreadTransport) -> torch.Tensor:
-        strategy, own = ss.baselines.data_parallel(graph, topology), replace(work, model=Positions())
-        parallel = ss.parallelize(own, graph, topology, strategy, transport=transport)
+        strategy = ss.baselines.data_parallel(graph, topology)
+        parallel = ss.parallelize(works[rank], graph, topology, strategy, transport=transport)
         parallel.step(x, sync=False)
         with pytest.raises(
             ss.SoapstoneError, match=r"would not be summed; end the accumulation with a batch of the capt"
@@ -238,9 +243,10 @@ def test_local_statistics_are_those_of_the_first_samples(devices: tuple[int, ...
     graph, topology = ss.capture(make(), batch_norm="local"), ss.Topology.parse("cpu:1x4")
     data = ss.baselines.data_parallel(graph, topology)
     strategy = ss.Strategy(graph, topology, {name: replace(each, devices=devices) for name, each in data.items()})
+    works = [make() for _ in range(4)]
 
     def run(rank: int, transport: ThreadTransport) -> torch.Tensor:
-        parallel = ss.parallelize(make(), graph, topology, strategy, transport=transport)
+        parallel = ss.parallelize(works[rank], graph, topology, strategy, transport=transport)
         for samples in (8, 3):
             parallel.step(x[:samples], y[:samples])
         return parallel.state_dict()["1.running_mean"]

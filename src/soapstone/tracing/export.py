@@ -44,7 +44,7 @@ from .workload import Workload
 
 _EXPORTING = threading.Lock()  # torch.export keeps global state, and ranks may be threads
 COPIES = {"clone", "alias", "lift_fresh_copy", "contiguous", "detach_"}
-_READ_BY_NAME = {*RULES, *REWRITES, *COPIES, "batch_norm"}
+_READ_BY_NAME = {*RULES, *REWRITES, *COPIES, "batch_norm", "instance_norm"}
 GRAD_REGION = "wrap_with_set_grad_enabled"
 
 
