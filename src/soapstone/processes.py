@@ -143,6 +143,6 @@ def end(sentence: str, status: int) -> None:
 
 
 def say(sentence: str) -> None:
-    """To whoever watches: a line of its own on standard error."""
+    """Write one line to standard error."""
     sys.stderr.write(f"soapstone: {printable(' '.join(sentence.split()))}\n")  # in one write: other ranks write, too
     sys.stderr.flush()

@@ -119,37 +119,19 @@ def on_ranks(act: Callable[[Parallel, int], object]) -> list[str]:
     return ss.run_threads(2, run)
 
 
-def test_ranks_that_pass_different_shapes_are_told() -> None:
+@pytest.mark.parametrize("sizes", [(6, 5), (6, 4), (4, 3)])
+def test_ranks_that_pass_different_shapes_are_told(sizes: tuple[int, int]) -> None:
+    """Both shapes known, one of them new, or both."""
     whole = ALL["mlp"].workload().batch
+    first, second = sizes
 
     def act(parallel: Parallel, rank: int) -> None:
         parallel.step(*whole)
         parallel.step(*resized(whole, 5))
-        parallel.step(*resized(whole, 5 if rank else 6))
+        parallel.step(*resized(whole, sizes[rank]))
 
-    assert all(
-        "rank 0 passes shapes [6, 7], [6, 5], but rank 1 passes [5, 7], [5, 5]" in said for said in on_ranks(act)
-    )
-
-
-def test_a_new_shape_on_one_rank_alone_is_told() -> None:
-    whole = ALL["mlp"].workload().batch
-
-    def act(parallel: Parallel, rank: int) -> None:
-        parallel.step(*whole)
-        parallel.step(*resized(whole, 6 - rank))
-
-    assert all("pass the same batch on all ranks" in said for said in on_ranks(act))
-
-
-def test_two_new_shapes_at_once_are_told() -> None:
-    whole = ALL["mlp"].workload().batch
-
-    def act(parallel: Parallel, rank: int) -> None:
-        parallel.step(*whole)
-        parallel.step(*resized(whole, 5 - rank))
-
-    assert all("rank 0 passes shapes [5, 7], [5, 5], but rank 1 passes [4, 7]" in said for said in on_ranks(act))
+    wanted = f"rank 0 passes shapes [{first}, 7], [{first}, 5], but rank 1 passes [{second}, 7], [{second}, 5]"
+    assert all(wanted in said for said in on_ranks(act))
 
 
 @pytest.mark.parametrize("count", [3, 4])

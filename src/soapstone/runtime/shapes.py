@@ -89,8 +89,8 @@ class Shapes:
         return self._programs[0]
 
     def choose(self, batch: Sequence[Any]) -> tuple[Program | None, int]:
-        """The program for a batch, and its number: the next one for shapes that are new. What is no batch is for the
-        first program to refuse."""
+        """The program for a batch, and its number. New shapes have none, and get the next number. The first program
+        refuses what is not a batch."""
         may_be_slices = self._sliced is not False and self.first.check.is_sliced(batch)
         if self._sliced or may_be_slices or not self.first.check.is_like(batch):
             return self.first, 0
@@ -159,7 +159,7 @@ class Shapes:
         self._unsynced = [] if sync else [*self._unsynced, program]
 
     def padded(self, weights: torch.Tensor | None) -> torch.Tensor | None:
-        """What a rank weighs by microbatch, as long for every program."""
+        """What a rank weighs by microbatch, padded to one length for all programs."""
         missing = 0 if weights is None else self.first.executor.microbatches - len(weights)
         return nn.functional.pad(weights, (0, missing)) if weights is not None and missing else weights
 

@@ -88,7 +88,7 @@ def _missing(store: Store, known: Store, i: int, pieces: Sequence[Piece]) -> Ite
     """Where devices hold a tensor but read nothing of it: all holders, and those that a piece names."""
     name = store.graph.tensors[i].name
     number = next(number for number in known.pieces if known.graph.tensors[number].name == name)
-    is_buffer = store.graph.tensors[i].source == "buffer"  # of which a device that reads it needs no more
+    is_buffer = store.graph.tensors[i].source == "buffer"  # whose readers have the newest values, or will get them
     readers = {device for devices, _ in store.pieces[i] for device in devices}
     for (devices, boxes), (holders, others) in product(pieces, known.pieces[number]):
         for box in (overlap(*both) for both in product(boxes, others)):

@@ -84,7 +84,7 @@ class Store:
         return other
 
     def unread(self, other: Store) -> str:
-        """The name of a trained parameter of which the parts of another store read more than those of this one."""
+        """The name of a trained parameter that another store reads, and this one reads only in part or not at all."""
         own = {
             self.graph.tensors[i].name: [box for _, boxes in found for box in boxes] for i, found in self.pieces.items()
         }

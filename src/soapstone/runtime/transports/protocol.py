@@ -30,7 +30,7 @@ class Incoming(NamedTuple):
 
 
 class Row(IntEnum):
-    """What ranks meet for that is no task of the plan; a task's row is 0 or more."""
+    """Meetings of ranks that are not tasks of the plan; a task's row is 0 or more."""
 
     LOSS = -1
     WEIGHT = -2  # of a mean loss
