@@ -179,6 +179,15 @@ def test_a_cross_entropys_logarithms_have_the_type_of_the_logits(name: str) -> N
     assert [*types_of(graph, "class_loss"), *types_of(graph, "class_mean")] == wanted
 
 
+@pytest.mark.parametrize("given", [{}, {"ignore_index": 2}, {"label_smoothing": 0.1}])
+def test_a_cross_entropy_may_be_called_as_an_op(given: dict[str, Any]) -> None:
+    def graph(loss: Callable[..., torch.Tensor]) -> ss.OperatorGraph:
+        work = ss.Workload(nn.Linear(6, 5), (torch.randn(4, 6),), loss=lambda y: loss(y, PLACES, **given))
+        return ss.capture(work, precision="autocast")
+
+    assert graph(torch.ops.aten.cross_entropy_loss).fingerprint == graph(F.cross_entropy).fingerprint
+
+
 REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], str]] = {
     "inside an op": (lambda x, w: F.pairwise_distance(x @ w, x @ w + 1), "would cast .*norm inside aten.pairwise_dist"),
     "switched by hand": (by_hand, "forward calls torch.set_autocast_enabled .*; use torch.autocast instead"),

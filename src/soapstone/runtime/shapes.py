@@ -110,7 +110,7 @@ class Shapes:
         work = self._work.filled(*(x.to(self._work.place) for x in batch))
 
         def prepare() -> Plan:
-            with _told(batch):
+            with _naming(batch):
                 if first.is_graphed and first.store.sharded:
                     raise RankError("CUDA graphs need the weights to stay where they are")
                 graph = capture_again(work, first.plan.simulation.graph)
@@ -124,7 +124,7 @@ class Shapes:
             raise RankError("the ranks captured different models; give every rank the same model")
 
         def build() -> Program:
-            with _told(batch):
+            with _naming(batch):
                 store = first.store.read_by(plan.simulation)
             draws = first.draws.of(plan.simulation.strategy.played)
             executor = Executor(
@@ -183,7 +183,7 @@ def _cut(graph: OperatorGraph, most: int) -> tuple[int, OperatorGraph]:
 
 
 @contextmanager
-def _told(batch: Sequence[torch.Tensor]) -> Iterator[None]:
+def _naming(batch: Sequence[torch.Tensor]) -> Iterator[None]:
     """Errors say which batch they are about, and what to do."""
     try:
         yield

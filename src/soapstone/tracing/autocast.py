@@ -72,19 +72,19 @@ class Casts(TorchFunctionMode):
         if (body := _body(func)) is not None:
             with self:
                 return body(*args, **kwargs)
-        if self._is_composed(func, args):
+        if self._is_composed(func, args, kwargs):
             with self:
                 return _cross_entropy(*args, **kwargs)
         args, kwargs = self._cast(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _is_composed(self, func: Any, args: Any) -> bool:
+    def _is_composed(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether it calls ops that autocast casts one by one."""
         assert self._now is not None
-        name, low = _name(func), self._now.dtype
-        if rules_of(self._now.device).kinds.get(name) != "composed" or args[0].dtype != low:
+        if rules_of(self._now.device).kinds.get(_name(func)) != "composed" or len(args) < 2:
             return False
-        return not args[1].is_floating_point() and not args[5]
+        smoothing = args[5] if len(args) > 5 else kwargs.get("label_smoothing")
+        return args[0].dtype == self._now.dtype and not args[1].is_floating_point() and not smoothing
 
     def _cast(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         assert self._now is not None
@@ -249,12 +249,14 @@ def casting(casts: Casts) -> Iterator[None]:
 
 
 def _cross_entropy(
-    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int, _smoothing: float
-) -> torch.Tensor:
-    """As torch composes it: the logarithms are asked for in the type of the logits, and the likelihoods cast."""
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """As torch composes it without smoothing: the logarithms are asked for in the type of the logits, and the
+    likelihoods are cast."""
     logarithms = torch.log_softmax(x, min(1, x.dim() - 1), dtype=x.dtype)
     likelihood: Any = torch._C._nn
-    return cast(torch.Tensor, likelihood.nll_loss_nd(logarithms, target, weight, reduction, ignored))
+    return cast(torch.Tensor, likelihood.nll_loss_nd(logarithms, target, weight, reduction, ignore_index))
 
 
 def _is_product(args: Any) -> bool:

@@ -288,8 +288,9 @@ def cross_entropy(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: l
 def likelihood(to: Recorder, inputs: Inputs, args: dict[str, Any], outputs: list[Shape]) -> list[int] | None:
     """Of a softmax: together they are a cross entropy."""
     dtype = f"torch.{to.dtype(inputs['self'])}"
-    cast = to.maker.get(inputs["self"])
-    softmax = to.maker.get(cast.inputs[0]) if cast is not None and cast.call.kind == "_to_copy" else cast
+    softmax = to.maker.get(inputs["self"])
+    if softmax is not None and softmax.call.kind == "_to_copy":  # autocast casts the logarithms
+        softmax = to.maker.get(softmax.inputs[0])
     if softmax is None or softmax.call.kind != "log_softmax":
         return None
     scores, computed = softmax.inputs[0], to.dtype(softmax.outputs[0])
