@@ -25,8 +25,8 @@ def test_random_strategies_train_like_one_device(
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ranks", SEEDS)
-@pytest.mark.parametrize("case", ["clipped", "microbatches", "graphed", "graphed whole"])
-def test_clipping_evaluation_microbatches_and_cuda_graphs_equal_plain_torch(
+@pytest.mark.parametrize("case", ["clipped", "microbatches", "other shapes", "graphed", "graphed whole"])
+def test_clipping_evaluation_microbatches_shapes_and_cuda_graphs_equal_plain_torch(
     case: str, ranks: int, name: str, outcomes: Callable[[int], dict[str, str]]
 ) -> None:
     found = outcomes(ranks)

@@ -19,8 +19,9 @@ from soapstone.runtime import Transport
 from soapstone.runtime.transports import joined
 from tests.support.microbatches import counts_of, microbatched, train_accumulating
 from tests.support.models import CASES
+from tests.support.shapes import some_batches
 from tests.support.sharding import recomputed, sharded
-from tests.support.training import SEED, STEPS, Batches, Record, assert_same, train_rank
+from tests.support.training import SEED, STEPS, Batches, Record, assert_same, train_plain, train_rank
 
 from .models import MODELS, batches
 
@@ -80,6 +81,16 @@ def check_microbatches(name: str, transport: Transport, place: torch.device) -> 
     assert_same(on_cpu(found), wanted)
 
 
+def check_shapes(name: str, transport: Transport, place: torch.device) -> None:
+    """Whole batches of other shapes under a random strategy, against plain PyTorch on the CPU."""
+    graph, topology, given = captured(name), ss.Topology.parse(f"h200:1x{transport.size}"), some_batches(name)
+    strategy = ss.baselines.random(graph, topology, seed=3)
+    wanted = train_plain(CASES[name].workload(), given)
+    torch.manual_seed(SEED)
+    found = train_rank(MODELS[name]().on(place), graph, strategy, transport, batches_on(given, place))
+    assert_same(on_cpu(found), wanted)
+
+
 def batches_on(given: Batches, place: torch.device) -> Batches:
     return [tuple(tensor.to(place) for tensor in batch) for batch in given]
 
@@ -109,6 +120,7 @@ def main(folder: Path, seeds: int) -> None:
         for name in CASES:
             note(f"{name} clipped", check_clipping_and_evaluation, name, transport, place)
             note(f"{name} microbatches", check_microbatches, name, transport, place)
+            note(f"{name} other shapes", check_shapes, name, transport, place)
             note(f"{name} graphed", check, name, 1, transport, place, wanted[name], True)
             note(f"{name} graphed whole", check, name, None, transport, place, wanted[name], True)
         for name in MODELS:

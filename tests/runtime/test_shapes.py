@@ -15,26 +15,12 @@ from soapstone.runtime import Parallel, ThreadTransport
 from tests.support.microbatches import microbatched
 from tests.support.models import ALL, CASES, captured
 from tests.support.seeds import cases, seeds
+from tests.support.shapes import resized, some_batches
 from tests.support.sharding import sharded
-from tests.support.training import Batches, assert_same, train_plain, train_threads
+from tests.support.training import assert_same, train_plain, train_threads
 
 pytest.importorskip("transformers")
 from tests.support import huggingface
-
-
-def resized(batch: tuple[torch.Tensor, ...], *shape: int) -> tuple[torch.Tensor, ...]:
-    """So many samples, and places in each; what is missing is there twice."""
-    for axis, size in enumerate(shape):
-        batch = tuple(torch.cat([x, x], axis).narrow(axis, 0, size).contiguous() for x in batch)
-    return batch
-
-
-def some_batches(name: str) -> Batches:
-    whole = ALL[name].workload().batch
-    size = len(whole[0])
-    lengths = [(size, 3)] if name in ("gpt", "transformer") else []
-    shapes = [(size,), (size - 1,), (2,), (size + 1,), *lengths, (size,), (2,)]
-    return [resized(whole, *shape) for shape in shapes]
 
 
 @pytest.mark.parametrize("name", CASES)
