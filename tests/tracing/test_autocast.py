@@ -65,7 +65,7 @@ def compare(work: ss.Workload, device: str) -> None:
     ours, loss = recorded(work, casting(Casts(Autocast(device, BFLOAT16), device)))
     assert ours.ops == theirs.ops
     assert ours.casts == theirs.casts
-    assert loss == wanted
+    assert loss == pytest.approx(wanted, rel=1e-6)  # CUDA adds the losses of images in any order
 
 
 @pytest.mark.parametrize("name", cases(huggingface.MODELS, long=huggingface.MODELS.keys() - {*huggingface.OFTEN}))
