@@ -62,9 +62,10 @@ def plain_gradients() -> nn.Module:
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor])
 def test_an_optimizer_of_the_plain_model_is_refused(kind: Any) -> None:
-    refused(
-        lambda _, work: kind(work.model.parameters(), lr=0.1).step(), f"{kind.__name__} has the plain model's param"
-    )
+    def act(_: Parallel, work: ss.Workload) -> None:
+        kind(work.model.parameters(), lr=0.1).step()
+
+    refused(act, f"{kind.__name__} has the plain model's parameters", "fsdp")
 
 
 def test_an_optimizer_that_stepped_before_is_refused_too() -> None:
@@ -77,7 +78,7 @@ def test_an_optimizer_that_stepped_before_is_refused_too() -> None:
     strategy = ss.baselines.data_parallel(captured("mlp"), topology)
 
     def run(rank: int, transport: ThreadTransport) -> None:
-        parallel = ss.parallelize(work, captured("mlp"), topology, strategy, transport=transport)
+        parallel = ss.parallelize(work, captured("mlp"), topology, strategy, transport=transport, in_place=False)
         optimizer.step()  # nothing to do yet
         parallel.step(*work.batch)
         with pytest.raises(ss.SoapstoneError, match="plain model's parameters"):
@@ -88,6 +89,7 @@ def test_an_optimizer_that_stepped_before_is_refused_too() -> None:
 
 def test_the_plain_model_may_train_by_itself_and_others_beside_it() -> None:
     def act(parallel: Parallel, work: ss.Workload) -> None:
+        work.model.load_state_dict(parallel.state_dict())
         other = nn.Linear(2, 2)
         for model, loss in ((work.model, work.compute_loss(*work.batch)), (other, other(torch.ones(1, 2)).sum())):
             optimizer = optimizer_of(model.parameters())
@@ -204,7 +206,7 @@ def test_clipping_the_plain_model_is_refused() -> None:
         lambda _, work: clip_grad_norm_(work.model.parameters(), 1.0),
         lambda _, work: clip_value(work.model.parameters(), 1.0),
     ):
-        refused(act, "the plain model has no gradients to clip")
+        refused(act, "the plain model has no gradients to clip", "fsdp")
 
 
 def test_whole_gradients_are_clipped_as_by_torch() -> None:
@@ -279,19 +281,31 @@ def test_a_gradient_scaler_that_is_off_does_nothing() -> None:
 
 def test_averages_of_a_plain_model_that_nobody_loaded_are_refused() -> None:
     def act(parallel: Parallel, work: ss.Workload) -> None:
-        average = swa_utils.AveragedModel(work.model)
-        for averaged in (average.update_parameters, lambda model: swa_utils.update_bn([], model)):
-            with pytest.raises(
-                ss.SoapstoneError, match=r"not have the trained weights.*load_state_dict\(parallel.state_dict"
-            ):
-                averaged(work.model)
+        refusal = r"not have the trained weights.*load_state_dict\(parallel.state_dict"
+        with pytest.raises(ss.SoapstoneError, match=refusal):
+            swa_utils.AveragedModel(work.model)
         work.model.load_state_dict(parallel.state_dict())
+        average = swa_utils.AveragedModel(work.model)
         average.update_parameters(work.model)
         average.update_parameters(work.model)  # no step has come between
+        parallel.step(*work.batch)
+        for averaged in (average.update_parameters, lambda model: swa_utils.update_bn([], model)):
+            with pytest.raises(ss.SoapstoneError, match=refusal):
+                averaged(work.model)
         average.update_parameters(nn.Linear(2, 2))  # of whatever shape: not ours
 
     with pytest.raises(RuntimeError, match="size"):
-        on_ranks(act)
+        on_ranks(act, "fsdp")
+
+
+def test_averages_of_a_model_that_trains_in_place_are_those_of_its_weights() -> None:
+    def act(parallel: Parallel, work: ss.Workload) -> None:
+        average = swa_utils.AveragedModel(work.model)
+        optimizer_of(parallel.parameters()).step()
+        average.update_parameters(work.model)
+        assert all(map(torch.equal, average.module.parameters(), work.model.parameters()))
+
+    on_ranks(act)
 
 
 @pytest.mark.parametrize("baseline", ["data", *CUT])
@@ -349,7 +363,7 @@ def test_copies_of_a_parallel_are_refused(act: Act, message: str) -> None:
         (lambda parallel, work: parallel(*work.inputs), r"not called; call parallel.step\(inputs, targets\) to train"),
         (lambda parallel, _: parallel.train(), "leave train"),
         (lambda parallel, _: parallel.eval(), r"parallel.evaluate\(inputs\) is always in eval mode"),
-        (lambda parallel, _: parallel.module, r"load parallel.state_dict\(\) into the plain model"),
+        (lambda parallel, _: parallel.module, r"call model.load_state_dict\(parallel.state_dict\(\)\)"),
         (lambda parallel, _: parallel.no_sync(), "sync=False"),
         (lambda parallel, _: parallel.to("cpu"), "give parallelize"),
         (lambda parallel, _: parallel.modules(), "not an nn.Module"),

@@ -9,6 +9,7 @@ import copy
 import operator
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 
+from .once import make_once
 from .place import Draws, Place
 
 Outputs = list[torch.Tensor]
@@ -126,6 +128,7 @@ def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | No
         outputs = function(inputs, seen)
     recorder.graph.output([recorder.node_of(tensor) for tensor in outputs])
     recorder.graph.eliminate_dead_code(_acts)
+    make_once(recorder.graph)
     views = [i for i, y in enumerate(outputs) if y._is_view() and all(y is not x for x in inputs)]
     differentiable = [y.requires_grad for y in outputs]
     places = [] if seen is None else seen.places
@@ -140,6 +143,7 @@ class _SeenDraws:
         self.places: list[Place] = []
 
     def keep(self, place: Place) -> torch.Tensor:
+        place = replace(place, draws=None)  # which would keep all that was recorded
         with torch._C.DisableTorchFunction():
             mask = self._draws.keep(place)
         self._recorder.take(f"mask{len(self.places)}", mask)

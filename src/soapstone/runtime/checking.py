@@ -113,7 +113,9 @@ class _Ranks:
         torch.manual_seed(self.seed)
         wanted = _plain(work, graph.settings.precision) if plain else _one_device(work, graph, strategy, running)
         torch.manual_seed(self.seed)
-        made = parallelize(work, graph, strategy.topology, strategy, transport=self.transport, **running)
+        made = parallelize(
+            work, graph, strategy.topology, strategy, transport=self.transport, in_place=False, **running
+        )
         errors = _differences(_trained(made, work), wanted, _floor(graph))
         if graph.settings.batch_norm == "local":  # which part's statistics a buffer keeps is the device's own business
             buffers = {name for name, _ in work.model.named_buffers()}
@@ -212,7 +214,7 @@ def _one_device(work: Workload, graph: OperatorGraph, strategy: Strategy, runnin
 
     whole = Strategy(graph, one, {op.name: configured(op.name) for op in graph.ops}, strategy.microbatches)
     running = running | {"compile": False, "cuda_graphs": False}
-    return _trained(parallelize(work, graph, one, whole, transport=alone(), **running), work)
+    return _trained(parallelize(work, graph, one, whole, transport=alone(), in_place=False, **running), work)
 
 
 def _differences(found: Trained, wanted: Trained, floor: float) -> dict[str, float]:

@@ -39,9 +39,9 @@ class Guarded:
 
     def __init__(self, model: nn.Module, store: Store) -> None:
         self.changes, self.is_accumulating = 0, False
-        self._store = store
-        self.plain = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
-        self._seen = (0, self._versions())
+        self._model, self._store = model, store
+        self._first = self._plain()
+        self._seen = 0, self._versions()
         self.cut = next(_not_whole(store), "")  # why this rank's shards are not the whole model
         with _LOCK:
             _live.add(self)
@@ -54,23 +54,38 @@ class Guarded:
         known = {id(tensor) for tensor in tensors}
         return any(id(each) in known or id(each.grad) in known for _, each in self._store.parameters())
 
+    def has_plain(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether these include parameters of the plain model, as it is or as it was before this rank freed some."""
+        plain = self._first.keys() | self._plain().keys()
+        return any(id(each) in plain for each in parameters)
+
     def is_idle(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether these include parameters of the plain model, without gradients although the shards were trained."""
-        found = [each for each in parameters if id(each) in self.plain]
+        plain = self._first | self._plain()
+        found = [each for each in parameters if id(each) in plain]
         return bool(found) and self.changes > 0 and all(each.grad is None for each in found)
 
     def is_stale(self, model: nn.Module) -> bool:
-        """Whether a model is the plain one, and has not changed since the last call although the shards have."""
-        if not any(id(parameter) in self.plain for parameter in model.parameters()):
+        """Whether a model is the plain one, and lacks parameters, or has not changed since the last call although the
+        shards have."""
+        plain = self._plain()
+        if not any(id(parameter) in plain for parameter in model.parameters()):
             return False
         changes, versions = self._seen
-        stale = self.changes > changes and self._versions() == versions
+        stale = any(parameter.is_meta for parameter in plain.values()) or (
+            self.changes > changes and self._versions() == versions
+        )
         if not stale:
             self._seen = self.changes, self._versions()
         return stale
 
-    def _versions(self) -> int:
-        return sum(parameter._version for parameter in self.plain.values())
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(number, parameter._version) for number, parameter in self._plain().items()]
+
+    def _plain(self) -> dict[int, torch.Tensor]:
+        """The trained parameters of the model that are not this rank's shards, by id."""
+        own = {id(parameter) for _, parameter in self._store.parameters()}
+        return {id(each): each for each in self._model.parameters() if each.requires_grad and id(each) not in own}
 
 
 def _not_whole(store: Store) -> Iterator[str]:
@@ -115,7 +130,7 @@ def _accept(optimizer: optim.Optimizer) -> Guarded | None:
             f"{kind} computes with whole parameters, but {owner.cut}; use an elementwise optimizer such as AdamW, or "
             "data parallelism without shards"
         )
-    if not any(id(parameter) in each.plain for each in live for parameter in given):
+    if not any(each.has_plain(given) for each in live):
         _accepted[optimizer] = owner
     return owner
 
@@ -157,7 +172,7 @@ def _check_scaler(optimizer: optim.Optimizer) -> None:
 def _check_model(model: nn.Module) -> None:
     if any(each.is_stale(model) for each in _all()):
         raise RankError(
-            "the plain model does not have the trained weights, since steps change only shards; call "
+            "the plain model does not have the trained weights, since they are cut between ranks; call "
             "model.load_state_dict(parallel.state_dict()) first, on every rank"
         )
 
@@ -179,6 +194,7 @@ def _install() -> None:
     _guard(convert_parameters, "vector_to_parameters", "parameters", _check_vector)
     _guard(scaler, "unscale_", "optimizer", _check_scaler, lambda self: self.is_enabled())
     _guard(scaler, "step", "optimizer", _check_scaler, lambda self: self.is_enabled())
+    _guard(swa_utils.AveragedModel, "__init__", "model", _check_model)
     _guard(swa_utils.AveragedModel, "update_parameters", "model", _check_model)
     _guard(swa_utils, "update_bn", "model", _check_model)
 

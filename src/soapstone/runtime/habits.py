@@ -13,7 +13,8 @@ _STEP = "call parallel.step(inputs, targets) to train, which returns the loss, o
 _MOVED = "its device and types are fixed; give parallelize() a device=, or convert the model before ss.capture"
 _WRITTEN = {
     "forward": _STEP,
-    "module": "to have the trained weights, load parallel.state_dict() into the plain model that was captured",
+    "module": "the plain model that was captured has the trained weights, unless they are cut between ranks: then "
+    "call model.load_state_dict(parallel.state_dict())",
     "train": "parallel.step runs in the mode in which the model was captured; leave train() out",
     "eval": "parallel.evaluate(inputs) is always in eval mode; leave eval() out",
     "backward": "parallel.step has run backward already; leave backward() out",

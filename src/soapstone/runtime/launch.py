@@ -23,6 +23,7 @@ from .parallel import Parallel
 from .plan import Plan, open_connections
 from .statistics import check_statistics
 from .store import STORED, Store
+from .takeover import Takeover, check_whole
 from .transports import Transport, default_transport
 from .weights import CHOICES, broadcast, is_meta, materialised, state_of
 
@@ -42,8 +43,11 @@ def parallelize(
     compile: bool = False,
     cuda_graphs: bool = False,
     on_nan: str = "ignore",
+    in_place: bool = True,
 ) -> Parallel:
-    """Make this rank's share of a model under a strategy; every rank calls it.
+    """Make this rank's share of a model under a strategy; every rank calls it. The share takes the place of the model:
+    parameters that this rank keeps whole are the model's own and train in it, and the others are freed. With
+    `in_place=False` the model stays as it is, and takes memory beside the share.
 
     Rank i is device i of the topology, unless `ranks` names the rank of each device; ranks beyond that are idle.
     Without a transport it is torch.distributed's default group. Tensors live on `device`, else where the model is; a
@@ -67,6 +71,7 @@ def parallelize(
         if cuda_graphs and strategy.microbatches > 1:
             raise RankError("a CUDA graph has room for one microbatch; leave out CUDA graphs, or microbatches")
         chosen = _ranks(topology, ranks, size)
+        check_whole(work.model)
         simulation = simulate(graph, topology, strategy, training=training)
         check_statistics(simulation)
         return simulation, chosen
@@ -80,16 +85,18 @@ def parallelize(
 
     def build() -> Parallel:
         values = materialised(work.model, seed) if is_meta(work.model) else state_of(work.model).items()
-        store = Store(simulation, mine, values, place)
+        store = Store(simulation, mine, values, place, takeover.is_granted)
         draws = (
             CounterDraws(seed, place)
             if dropout == "counter"
             else ReplayDraws(strategy.played, random_state, place, seed)
         )
         executor = Executor(plan, mine, chosen, store, transport, draws, place, compiled=compile, graphed=cuda_graphs)
-        return Parallel(work, executor, store, transport, on_nan)
+        return Parallel(work, executor, store, transport, takeover, on_nan)
 
+    takeover = Takeover(work.model, wanted=in_place)
     parallel = agree(transport, build)
+    takeover.free(parallel._store, place)
     open_connections(plan, chosen, transport)
     return parallel
 

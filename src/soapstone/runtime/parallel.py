@@ -27,9 +27,10 @@ from .iteration import train
 from .records import Record, recorded
 from .shapes import Shapes, shapes_of
 from .store import Store
+from .takeover import Takeover, state_dict_of
 from .transports import Transport
 from .transports.stopping import GRACE, Stop, stoppable
-from .weights import check_state, is_meta, state_of
+from .weights import check_state, state_of
 
 if TYPE_CHECKING:
     from .checkpoints import Saver
@@ -39,8 +40,9 @@ class Parallel(Habits):
     """One rank of a model under a strategy. Made by `parallelize`."""
 
     def __init__(
-        self, work: Workload, executor: Executor, store: Store, transport: Transport, on_nan: str = "ignore"
+        self, work: Workload, executor: Executor, store: Store, transport: Transport, takeover: Takeover, on_nan: str
     ) -> None:
+        self._takeover = takeover  # the model is this Parallel's as long as it lives
         self._work, self._executor, self._store, self._transport = work, executor, store, transport
         self._graph = executor.plan.simulation.graph
         self._shapes = Shapes(work, executor)
@@ -174,7 +176,7 @@ class Parallel(Habits):
         """The whole model's state, on every rank; every rank must call this."""
         whole = self._whole_state()
         state: dict[str, torch.Tensor] = {}
-        for name, tensor in self._work.model.state_dict().items():
+        for name, tensor in state_dict_of(self._work.model).items():
             found = whole.get(self._graph.aliases.get(name, name))
             state[name] = tensor.detach().clone() if found is None else found
         return state
@@ -274,11 +276,13 @@ class Parallel(Habits):
         self._take_state(state, "the state")
 
     def _take_state(self, state: Mapping[str, torch.Tensor], source: str) -> None:
-        own, aliases = self._work.model.state_dict(), self._graph.aliases
+        own, aliases = state_dict_of(self._work.model), self._graph.aliases
         given = {aliases.get(name, name): tensor for name, tensor in state.items()}
         state = {**{name: given[aliases.get(name, name)] for name in own if aliases.get(name, name) in given}, **state}
         agree(self._transport, lambda: check_state(own, state, aliases, source))
         kept = {self._graph.aliases.get(name, name): tensor for name, tensor in state.items()}
-        if not is_meta(self._work.model):
-            self._work.model.load_state_dict(dict(state))  # for what no op reads
+        with torch.no_grad():
+            for name, tensor in own.items():  # for what no op reads
+                if not tensor.is_meta:
+                    tensor.copy_(state[name])
         self._store.load(kept)

@@ -30,11 +30,19 @@ _UNSHARED = _uses(torch.empty(1))
 class Shard:
     """One rank's box of a parameter or buffer: the hull of what its parts read, over the tensor's own dims."""
 
-    def __init__(self, tensor: Tensor, dims: list[list[int]], box: Box, full: torch.Tensor) -> None:
+    def __init__(
+        self, tensor: Tensor, dims: list[list[int]], box: Box, full: torch.Tensor, place: torch.device, in_place: bool
+    ) -> None:
         self.name, self.shape, self.dims, self.box = tensor.name, tensor.shape, dims, box
-        local = self.cut(full).clone(memory_format=torch.contiguous_format)
-        self.tensor = nn.Parameter(local, requires_grad=tensor.grad) if tensor.source == "parameter" else local
-        self._bytes = local.untyped_storage().nbytes()
+        is_parameter = tensor.source == "parameter"
+        is_all = list(box) == whole(dims) and full.requires_grad == tensor.grad
+        if in_place and is_all and isinstance(full, nn.Parameter) == is_parameter:
+            full.data = full.detach().to(place).contiguous()
+            self.tensor = full
+        else:
+            local = self.cut(full.to(place)).clone(memory_format=torch.contiguous_format)
+            self.tensor = nn.Parameter(local, requires_grad=tensor.grad) if is_parameter else local
+        self._bytes = self.tensor.untyped_storage().nbytes()
 
     def cut(self, full: torch.Tensor) -> torch.Tensor:
         flat = [[n] for n in self.shape]

@@ -48,24 +48,31 @@ class Store:
     """All shards of a rank, by tensor of the graph."""
 
     def __init__(
-        self, simulation: Simulation, device: int, state: Iterable[tuple[str, torch.Tensor]], place: torch.device
-    ) -> None:
+        self, simulation: Simulation, device: int, state: Iterable[tuple[str, torch.Tensor]], place: torch.device,
+        in_place: bool = False,
+    ) -> None:  # fmt: skip
+        """With `in_place` the tensors of the state that this rank keeps whole become its shards."""
         self.graph: OperatorGraph = simulation.played
         self.device = device
         native = simulation.native
         known = {tensor.name: i for i, tensor in enumerate(self.graph.tensors) if tensor.source in STORED}
         self.pieces = {i: native.pieces(i) for i, t in enumerate(self.graph.tensors) if t.source in STORED}
         self.counters: dict[str, torch.Tensor] = {}
+        shared = self._shared_by(simulation.strategy)
         found: dict[int, Shard] = {}
         for name, full in state:
             if name in self.graph.counters:
-                self.counters[name] = full.detach().clone()
+                self.counters[name] = full.detach() if in_place else full.detach().clone()
             i = known.get(name, -1)
             boxes = self.read_boxes(i)
             if boxes:
-                found[i] = Shard(self.graph.tensors[i], self.graph.native.factoring(i), hull(boxes), full.to(place))
+                tensor, dims = self.graph.tensors[i], self.graph.native.factoring(i)
+                found[i] = Shard(tensor, dims, hull(boxes), full, place, in_place and i not in shared)
         self.shards = dict(sorted(found.items()))
-        self.sharded = self._shared_by(simulation.strategy)
+        self.sharded = {
+            i: Sharded(self.shards[i], self.pieces[i], device, keeps_weights=kind == "optimizer")
+            for i, kind in sorted(shared.items())
+        }
 
     def read_by(self, simulation: Simulation) -> Store:
         """The same shards as the tensors of another graph. Raises RankError unless each device reads nothing but what
@@ -109,16 +116,20 @@ class Store:
         own = (each for devices, boxes in self.pieces[i] if device in devices for each in boxes)
         return sum(common(box, each) for each in own) == common(box, box)
 
-    def _shared_by(self, strategy: Strategy) -> dict[int, Sharded]:
-        """The parameters of which this rank keeps a share."""
-        found: dict[int, Sharded] = {}
+    def _shared_by(self, strategy: Strategy) -> dict[int, str]:
+        """The parameters of which this rank keeps a share, and what of them is shared: the optimizer's state or all."""
+        found: dict[int, str] = {}
         for op, trained in zip(self.graph.ops, self.graph.trains):
             shard = strategy[op.name].shard
             for i in trained if shard != "none" else ():
-                pieces = self.pieces[i]
-                if i not in found and any(self.device in holders and len(holders) > 1 for holders, _ in pieces):
-                    found[i] = Sharded(self.shards[i], pieces, self.device, keeps_weights=shard == "optimizer")
-        return dict(sorted(found.items()))
+                if any(self.device in holders and len(holders) > 1 for holders, _ in self.pieces[i]):
+                    found.setdefault(i, shard)
+        return found
+
+    def is_read_whole(self, i: int) -> bool:
+        """Whether each element of a tensor is read by some rank."""
+        boxes = [box for _, boxes in self.pieces[i] for box in boxes]
+        return sum(prod(lengths(box)) for box in boxes) == prod(self.graph.tensors[i].shape)
 
     def read_boxes(self, i: int) -> list[Box]:
         """What this rank's parts read of a tensor: disjoint boxes. Elsewhere in its shard values are never updated."""

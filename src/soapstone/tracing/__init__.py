@@ -58,7 +58,7 @@ def capture_again(work: Workload, like: OperatorGraph) -> OperatorGraph:
     """The graph of a workload as it is now, with the settings of another. Raises CaptureError as `capture` does."""
     settings = like.settings
     return capture(
-        work,
+        work.off_meta(),  # a rank may have freed some of the parameters
         batch_dim=list(settings.batch_dims),
         batch_norm=settings.batch_norm,
         chunk=settings.chunk,

@@ -51,9 +51,9 @@ class Workload:
 
     @property
     def place(self) -> torch.device:
-        """Where the model lies, by its first tensor."""
-        tensors = chain(self.model.parameters(), self.model.buffers())
-        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+        """Where the model lies, by its first tensor that has memory."""
+        places = dict.fromkeys(tensor.device for tensor in chain(self.model.parameters(), self.model.buffers()))
+        return next((place for place in places if place.type != "meta"), next(iter(places), torch.device("cpu")))
 
     def on(self, place: torch.device) -> Workload:
         """The same on a device; the model itself is moved."""
@@ -69,7 +69,10 @@ class Workload:
         if not any(t.is_meta for t in (*self.model.parameters(), *self.model.buffers(), *self.batch)):
             return self
 
-        return self.mapped(_off_meta(self.model), lambda x: torch.zeros_like(x, device="cpu") if x.is_meta else x)
+        place = torch.device("cpu") if self.place.type == "meta" else self.place
+        return self.mapped(
+            _off_meta(self.model, place), lambda x: torch.zeros_like(x, device=place) if x.is_meta else x
+        )
 
     @property
     def batch(self) -> tuple[torch.Tensor, ...]:
@@ -136,15 +139,16 @@ def _flat(value: Any) -> tuple[list[Any], TreeSpec]:
     return _flat(value) if unknown else (leaves, structure)
 
 
-def _off_meta(model: nn.Module) -> nn.Module:
-    twin = deepcopy(model)
+def _off_meta(model: nn.Module, place: torch.device) -> nn.Module:
+    real = (tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta)
+    twin = deepcopy(model, {id(tensor): tensor for tensor in real})
     made: dict[int, torch.Tensor] = {}  # so that tied parameters stay tied
     for module in twin.modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or not tensor.is_meta:
                 continue
             if id(tensor) not in made:
-                empty = torch.empty_like(tensor, device="cpu")
+                empty = torch.empty_like(tensor, device=place)
                 trained = nn.Parameter(empty, tensor.requires_grad) if name in module._parameters else empty
                 made[id(tensor)] = trained
             holder: dict[str, Any] = module._parameters if name in module._parameters else module._buffers

@@ -46,7 +46,7 @@ def our_step(
     agree(transport, lambda: _check_memory(place, peak))
     parallel = parallelize(
         work, graph, strategy.topology, strategy, training=training, transport=transport, device=place,
-        cuda_graphs=cuda_graphs,
+        cuda_graphs=cuda_graphs, in_place=False,
     )  # fmt: skip
     optimizer = torch_optimizer(training.optimizer, parallel.parameters(), RATE)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...errors import RankError
 from ..store import Store
+from ..takeover import tensor_names
 from ..transports import Transport
 from .index import restore_numbers
 
@@ -20,7 +21,7 @@ Names = Mapping[str, tuple[str, ...]]  # all names of each of the model's tensor
 def names_of(store: Store, model: nn.Module) -> dict[str, tuple[str, ...]]:
     """The names of all tensors in the model's state dict."""
     found: dict[str, list[str]] = defaultdict(list)
-    for name in model.state_dict():
+    for name in tensor_names(model):
         found[store.graph.aliases.get(name, name)].append(name)
     return {name: tuple(several) for name, several in found.items()}
 

@@ -12,6 +12,7 @@ from torch import nn
 from ...errors import RankError
 from ..agreement import agree
 from ..execute import Executor
+from ..takeover import tensor_names
 from ..transports import Transport
 from .choosing import chosen
 from .dcp_loading import open_dcp
@@ -74,7 +75,7 @@ def _check(
     own = checkpoint.wanted(held(executor.store, None))
     for name, holding in own.items():
         checkpoint.check(name, holding, convert=convert)
-    for name in (index.names.keys() - model.state_dict().keys()) | (counters.keys() - index.counters):
+    for name in (index.names.keys() - tensor_names(model)) | (counters.keys() - index.counters):
         raise RankError(f"the checkpoint {checkpoint.folder} is of another model: only one of them has {name!r}")
     for name, holding in _unread(checkpoint, executor, model):
         checkpoint.check(name, holding, convert=convert)

@@ -30,6 +30,7 @@ from ...processes import Process
 from ...strategy import Strategy
 from ..agreement import agree
 from ..execute import Executor
+from ..takeover import tensor_names
 from ..transports import Transport
 from .folders import latest, name_of, prune, saved_in
 from .holdings import Holding, held, unread
@@ -155,7 +156,7 @@ class Saver:
         executor, graph = self._executor, self._executor.store.graph
         tensors = places(plans, held_here)
         counters = {name: int(counter) for name, counter in executor.store.counters.items()}
-        names = {name: graph.aliases.get(name, name) for name in self._model.state_dict()}
+        names = {name: graph.aliases.get(name, name) for name in tensor_names(self._model)}
         names = {name: own for name, own in names.items() if own in counters or f"model/{own}" in tensors}
         return Index(own, step, executor.draws.state(), counters, names, tensors, optimizer=optimizer)
 
