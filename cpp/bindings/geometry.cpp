@@ -32,7 +32,7 @@ soapstone::Step to_step(const StepTuple& tuple) {
 OpIndex add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values, const std::vector<StepTuple>& steps,
                const std::vector<DimTuple>& dims, const OperandPairs& inputs, const OperandPairs& outputs, int32_t head,
                const CombineTuple& combine, bool backward, std::vector<int64_t> item_sizes, std::vector<int32_t> saved,
-               int64_t extra) {
+               int64_t extra, std::vector<std::pair<int32_t, int32_t>> casts) {
   soapstone::Op op;
   op.values = std::move(values);
   for (const auto& step : steps) op.steps.push_back(to_step(step));
@@ -47,6 +47,7 @@ OpIndex add_op(soapstone::Graph& self, std::vector<soapstone::Factoring> values,
   op.item_sizes = std::move(item_sizes);
   op.saved = std::move(saved);
   op.extra = extra;
+  op.casts = std::move(casts);
   return self.add_op(std::move(op));
 }
 
@@ -99,7 +100,7 @@ void bind_geometry(nb::module_& m) {
           "Add a tensor and return its index.")
       .def("add_op", add_op, nb::arg("values"), nb::arg("steps"), nb::arg("dims"), nb::arg("inputs"),
            nb::arg("outputs"), nb::arg("head"), nb::arg("combine"), nb::arg("backward"), nb::arg("item_sizes"),
-           nb::arg("saved"), nb::arg("extra"))
+           nb::arg("saved"), nb::arg("extra"), nb::arg("casts"))
       .def(
           "factoring", [](const Graph& self, int32_t tensor) { return self.tensors.at(tensor).factoring; },
           nb::arg("tensor"), "The common refinement of a tensor's writer and readers: sizes, axis by axis.")

@@ -168,8 +168,9 @@ void Ledger::write_parts(OpIndex index, const TaskTimes& times) {
     if (!is_wanted(device)) continue;
     const auto& [since, until, back_since, back_until] = spans_[index][part];
     const bool again = is_recomputed(index);
-    hold(device, since, again ? until : std::max(until, back_until), parts.kept[part], Content::activation, index);
-    if (again) hold(device, remade(index, device).since, back_until, parts.kept[part], Content::activation, index);
+    const int64_t kept = parts.kept[part] - graph_.ops[index].gathered_anew(part);
+    hold(device, since, again ? until : std::max(until, back_until), kept, Content::activation, index);
+    if (again) hold(device, remade(index, device).since, back_until, kept, Content::activation, index);
     work(block.forward, part, parts.forward[part]);
     work(block.finish_forward, part, parts.forward[part]);
     work(block.finish_backward, part, parts.backward[part]);

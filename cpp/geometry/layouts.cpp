@@ -61,6 +61,11 @@ std::string geometry_of(const Graph& graph, const Op& op) {
   write(out, op.combine.dims);
   write(out, op.item_sizes);
   write(out, op.saved);
+  write(out, op.casts.size());
+  for (const auto& [value, input] : op.casts) {
+    write(out, value);
+    write(out, input);
+  }
   write(out, op.extra);
   return out;
 }
@@ -167,6 +172,20 @@ void add_memory(const Graph& graph, const Op& op, const Regions& regions, int64_
   layout.working.push_back(working);
 }
 
+void add_casts(const Op& op, Layout& layout) {
+  layout.casts.assign(layout.num_parts, 0);
+  if (op.casts.empty()) return;
+  RegionFinder finder(op);
+  for (const Part part : layout.parts()) {
+    const Regions& regions = finder.of(op_box(op, layout.degrees, part.value));
+    for (const auto& [value, input] : op.casts) {
+      const auto& share = layout.inputs[input];
+      if (share.parts_of(share.of_part[part]).size() > 1)
+        layout.casts[part] += volume(regions.values[value]) * op.item_sizes[value];
+    }
+  }
+}
+
 // The first part of a group speaks for all; a gather carries what each of them has.
 void add_to_group(const Op& op, const Regions& regions, Part part, Layout& layout) {
   const auto group = static_cast<size_t>(layout.group_of[part]);
@@ -204,6 +223,7 @@ Layout lay_out(const Graph& graph, const Op& op, const Degrees& degrees) {
       layout.combine_bytes[i] *= static_cast<int64_t>(layout.groups[i].size());
   for (auto& sharing : inputs) layout.inputs.push_back(sharing.finish());
   for (auto& sharing : outputs) layout.outputs.push_back(sharing.finish());
+  add_casts(op, layout);
   return layout;
 }
 

@@ -129,6 +129,10 @@ void check_op(const Op& op, size_t num_tensors) {
     }
   require(op.item_sizes.size() == op.values.size(), "an op lacks the item size of a value");
   for (const int32_t value : op.saved) require_index(value, op.values.size(), "an op keeps a value that is not there");
+  for (const auto& [value, input] : op.casts) {
+    require_index(value, op.values.size(), "an op casts to a value that is not there");
+    require_index(input, op.inputs.size(), "an op casts an input that is not there");
+  }
   std::set<std::pair<int32_t, int32_t>> own;
   for (const auto& dim : op.dims) require(own.emplace(dim.step, dim.step_dim).second, "an op has a dim twice");
   check_order(op);

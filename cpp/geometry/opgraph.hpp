@@ -54,9 +54,11 @@ struct Op {
   int32_t head = 0;
   Combine combine;
   bool backward = false;
-  std::vector<int64_t> item_sizes;  // by value
-  std::vector<int32_t> saved;       // values that stay for backward, and
-  int64_t extra = 0;                // bytes that stay with them
+  std::vector<int64_t> item_sizes;                 // by value
+  std::vector<int32_t> saved;                      // values that stay for backward, and
+  int64_t extra = 0;                               // bytes that stay with them
+  std::vector<std::pair<int32_t, int32_t>> casts;  // of the saved values those that are a parameter in another type,
+                                                   // each with the parameter's index in the inputs
 };
 
 enum class Source : int32_t { op, input, parameter };

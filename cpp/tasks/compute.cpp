@@ -199,7 +199,7 @@ void OpBlocks::count(OpIndex op, const OpState& state, int64_t sign) {
         totals.compute[device] += times * graph_.pool.tasks[(*slots)[part]].first.duration;
     const int64_t again = state.configuration.recompute && graph_.graph.ops[op].backward ? state.layout->read[part]
                                                                                          : 0;  // what it is remade from
-    totals.memory.saved[device] += saved * (state.layout->saved[part] + again);
+    totals.memory.saved[device] += saved * (state.layout->saved[part] - state.gathered_anew(part) + again);
     totals.memory.made[device] += sign * made * state.layout->made[part];
   }
   count_working(op, state, sign);

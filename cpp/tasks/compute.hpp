@@ -43,6 +43,9 @@ struct OpState {
   Configuration configuration;
   std::shared_ptr<const Layout> layout;
   std::unique_ptr<OpBlock> block;
+
+  // Of what a part saves: sharded parameters are gathered anew, in the type in which they are used.
+  int64_t gathered_anew(Part part) const { return configuration.shard == Shard::all ? layout->casts[part] : 0; }
 };
 
 // By op. A change begins here, since all other kinds follow from the ops' configurations.

@@ -31,7 +31,7 @@ class Graph:
     def add_tensor(self, source: Source, item_size: int, read_size: int, grad: bool, axes: Sequence[Sequence[int]]) -> int:
         """Add a tensor and return its index."""
 
-    def add_op(self, values: Sequence[Sequence[Sequence[int]]], steps: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[bool], Sequence[Sequence[Sequence[tuple[int, int, tuple[int, int, int], tuple[int, int, int]]]]], Sequence[Sequence[Sequence[int]]]]], dims: Sequence[tuple[int, int, int, bool, bool]], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], head: int, combine: tuple[bool, bool, Sequence[int], int, int], backward: bool, item_sizes: Sequence[int], saved: Sequence[int], extra: int) -> int: ...
+    def add_op(self, values: Sequence[Sequence[Sequence[int]]], steps: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[bool], Sequence[Sequence[Sequence[tuple[int, int, tuple[int, int, int], tuple[int, int, int]]]]], Sequence[Sequence[Sequence[int]]]]], dims: Sequence[tuple[int, int, int, bool, bool]], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], head: int, combine: tuple[bool, bool, Sequence[int], int, int], backward: bool, item_sizes: Sequence[int], saved: Sequence[int], extra: int, casts: Sequence[tuple[int, int]]) -> int: ...
 
     def factoring(self, tensor: int) -> list[list[int]]:
         """

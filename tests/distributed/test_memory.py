@@ -50,11 +50,12 @@ def test_ranks_hold_what_is_predicted(
     training = ss.Training(optimizer="sgd", bucket_bytes=2**20)
 
     def run(rank: int) -> int:
-        work, held, peaks = make(), 0, []
+        held, peaks = 0, []
         for step in range(STEPS):
             dist.barrier()
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
                 if step == 0:
+                    work = make()
                     parallel = ss.parallelize(work, graph, topology, strategy, training=training)
                 parallel.step(*work.batch)
             most, change = held_in(profiled)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from .ops import Op, Tensor
-from .storages import kept_values
+from .storages import Casts
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def scaled(count: float, unit: str) -> str:
 def _saved_bytes(ops: Sequence[Op], tensors: Sequence[Tensor]) -> int:
     """A tensor that several ops keep counts once."""
     kept: set[int] = set()
-    inside = 0
+    inside, casts = 0, Casts(tensors)
     for op in ops:
         outer = {o.value: o.tensor for o in (*op.inputs, *op.outputs)}
-        stay = kept_values(op, tensors)
+        stay = casts.kept(op)
         kept |= {outer[v] for v in stay if v in outer}
         inside += op.extra + sum(op.values[v].bytes for v in stay if v not in outer)
     return inside + sum(tensors[i].bytes for i in kept)

@@ -16,12 +16,11 @@ from ..errors import GraphError, meant
 from ..files import checksum_of, decode, encode, is_whole, read_json, shortened, write_atomically
 from .facts import Facts, facts_of
 from .ops import ITEM_SIZES, Combine, Draw, Op, Settings, Tensor
-from .storages import kept_values, storages
+from .storages import CAST, Casts, storages
 
 FORMAT = 4
 
 
-CAST = "_to_copy"
 _SOURCES = {
     "op": _core.Source.op,
     "input": _core.Source.input,
@@ -275,14 +274,15 @@ def _build_native(graph: OperatorGraph) -> _core.Graph:
             raise ValueError(f"tensor {shortened(t.name)} has the unknown source {shortened(t.source)}")
         sizes = ITEM_SIZES[t.dtype], ITEM_SIZES[read_type]
         native.add_tensor(_SOURCES[t.source], *sizes, t.grad, [[n] for n in t.shape])
+    casts = Casts(graph.tensors)
     for op in graph.ops:
-        _add_op(native, op, graph.tensors)
+        _add_op(native, op, graph.tensors, casts)
     return native
 
 
-def _add_op(native: _core.Graph, op: Op, tensors: Sequence[Tensor]) -> None:
+def _add_op(native: _core.Graph, op: Op, tensors: Sequence[Tensor], casts: Casts) -> None:
     try:
-        storage, kept = storages(op), kept_values(op, tensors)
+        storage, kept = storages(op), casts.kept(op)
         head_dtype = op.values[op.steps[op.head].outputs[0]].dtype
     except IndexError:
         raise ValueError(f"op {op.name!r} names a tensor or a value that is not there") from None
@@ -312,4 +312,5 @@ def _add_op(native: _core.Graph, op: Op, tensors: Sequence[Tensor]) -> None:
         [ITEM_SIZES[v.dtype] if i in outer or storage[i] == i else 0 for i, v in enumerate(op.values)],
         sorted(kept),
         op.extra,
+        [(value, i) for value, i in casts.of(op) if value in kept and tensors[op.inputs[i].tensor].grad],
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .ops import Op, Tensor
 
+CAST = "_to_copy"
 _TURNS = ("permute", "transpose", "t")
 _SPREADS = (*_TURNS, "expand")
 _VIEWS = ("view", "slice", "select", *_SPREADS)
@@ -29,8 +30,34 @@ def storages(op: Op) -> list[int]:
     return storage
 
 
-def kept_values(op: Op, tensors: Sequence[Tensor]) -> set[int]:
-    """The values that stay until backward, those that own their bytes; a parameter is there all along."""
-    storage, outer = storages(op), {o.value: tensors[o.tensor] for o in (*op.inputs, *op.outputs)}
-    kept = {storage[v] for v in op.saved}
-    return {v for v in kept if v in op.saved or v not in outer or outer[v].source != "parameter"}
+class Casts:
+    """The values that stay in memory until backward, op after op. Several ops may cast a tensor to one type, each for
+    itself; on one device there is one such cast, which counts where it is first."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._known: set[tuple[int, str]] = set()
+
+    def of(self, op: Op) -> list[tuple[int, int]]:
+        """The values that are an input in another type, each with the number of that input."""
+        inputs = {operand.value: number for number, operand in enumerate(op.inputs)}
+        casts = (step for step in op.steps if step.kind == CAST and step.inputs[0] in inputs)
+        outer = {operand.value for operand in op.outputs}
+        return [(step.outputs[0], inputs[step.inputs[0]]) for step in casts if step.outputs[0] not in outer]
+
+    def kept(self, op: Op) -> set[int]:
+        """The values that stay, those that own their bytes; a parameter is there all along. Ops come in the graph's
+        order."""
+        kept = self._owners(op)
+        for value, number in self.of(op):
+            cast = op.inputs[number].tensor, op.values[value].dtype
+            if value in kept and cast in self._known:
+                kept.remove(value)
+            elif value in kept:
+                self._known.add(cast)
+        return kept
+
+    def _owners(self, op: Op) -> set[int]:
+        storage, outer = storages(op), {o.value: self._tensors[o.tensor] for o in (*op.inputs, *op.outputs)}
+        kept = {storage[v] for v in op.saved}
+        return {v for v in kept if v in op.saved or v not in outer or outer[v].source != "parameter"}

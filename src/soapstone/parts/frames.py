@@ -60,6 +60,10 @@ def whole(factoring: Factoring) -> Box:
     return [(0, size) for axis in factoring for size in axis]
 
 
+class Unread(float):
+    """Zero, where a slice is padded to a hull: nobody reads these elements."""
+
+
 def reframe(x: torch.Tensor, have: Box, have_dims: Factoring, need: Box, need_dims: Factoring) -> torch.Tensor:
     """The box `need`, over `need_dims`, of the tensor whose box `have`, over `have_dims`, is x."""
     if any(hi <= lo for lo, hi in need):
@@ -96,7 +100,7 @@ def _to_fine(
         at = axis + len(box)
         hull, start, end = _hull(lo, hi, dims)
         if (start, end) != (lo, hi):
-            x = F.pad(x, [0, 0] * (x.ndim - at - 1) + [lo - start, end - hi])
+            x = F.pad(x, [0, 0] * (x.ndim - at - 1) + [lo - start, end - hi], value=Unread())
         x = _unmerge(x, at, lengths(hull))
         box += hull
     return x, box

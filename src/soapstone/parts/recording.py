@@ -10,6 +10,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from torch import fx
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 
-from .once import make_once
 from .place import Draws, Place
+from .simplify import SHAPE, casts_of, simplify
 
 Outputs = list[torch.Tensor]
 Function = Callable[[Sequence[torch.Tensor], Draws | None], Outputs]
@@ -53,6 +54,12 @@ class Recording:
             root: dict[str, Any] = dict(self._constants)
             self._module = fx.GraphModule(root, self.graph, "Segment")
         return self._module
+
+    def put_out_casts(self, inputs: Iterable[int]) -> None:
+        """From now on put out casts of some inputs, too, each after what is cast."""
+        (output,) = self.graph.find_nodes(op="output")
+        output.args = ([*output.args[0], *chain.from_iterable(casts_of(self.graph, inputs))],)
+        self._module = None
 
     def compile(self) -> None:
         """Let torch.compile make kernels of it when it runs next."""
@@ -128,7 +135,7 @@ def record(function: Function, inputs: Sequence[torch.Tensor], draws: Draws | No
         outputs = function(inputs, seen)
     recorder.graph.output([recorder.node_of(tensor) for tensor in outputs])
     recorder.graph.eliminate_dead_code(_acts)
-    make_once(recorder.graph)
+    simplify(recorder.graph)
     views = [i for i, y in enumerate(outputs) if y._is_view() and all(y is not x for x in inputs)]
     differentiable = [y.requires_grad for y in outputs]
     places = [] if seen is None else seen.places
@@ -205,6 +212,7 @@ class _Recorder(TorchFunctionMode):
         self._alive.append(result)
         if isinstance(result, torch.Tensor):
             self._nodes[id(result)] = node
+            node.meta.setdefault(SHAPE, tuple(result.shape))
             return
         for i, item in enumerate(result):
             if isinstance(item, torch.Tensor):

@@ -46,8 +46,9 @@ class Executor:
         self.loss_key = self.placement.home(self.graph.loss, 0)
         self.weaver = Weaver(plan.placement, device, store.shards, place)
         self.read = tuple(tuple(slice(*side) for side in self.weaver.needs[i]) for i in self.graph.inputs)
+        gathered = {i for i, each in store.sharded.items() if not each.keeps_weights}
         self.segments = {
-            number: RecordedSegment(segment, self.weaver, draws, compiled=compiled, graphed=graphed)
+            number: RecordedSegment(segment, self.weaver, draws, compiled=compiled, graphed=graphed, gathered=gathered)
             for number, segment in enumerate(plan.segments)
             if segment.device == device
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from .casts import Cast
 from .execute import WAIT, Executor, Values
 from .keys import Key, Payload, Received, Share, ToOthers, Total, Update
 from .plan import Combine, Receive, Send
@@ -35,6 +36,7 @@ class Microbatch:
         self._pending: dict[Key, Pending] = {}  # from other ranks
         self._edges: dict[int, dict[Key, Edge]] = {}  # of the autograd graph, where backward of a segment begins
         self._gradients: dict[ToOthers, Pending] = {}
+        self._casts: dict[int, list[Cast]] = {}  # by segment, of gathered weights
 
     def kept(self) -> dict[Key, torch.Tensor]:
         """What stays when all is over."""
@@ -59,6 +61,9 @@ class Microbatch:
         outputs = self._run(number)
         weights.release(number, self.number, backward=False)
         if number in executor.differentiated:
+            self._casts[number] = executor.segments[number].casts
+            for cast in self._casts[number]:
+                cast.free()
             self._edges[number] = {key: edge_of(output) for key, output in outputs.items()}
         for key, output in outputs.items():
             self.values[key] = output.detach().requires_grad_(output.requires_grad)
@@ -110,6 +115,8 @@ class Microbatch:
     def backward(self, number: int) -> None:
         executor, segment, edges = self._executor, self._executor.segments[number], self._edges.pop(number)
         executor.timed(WAIT, lambda: executor.weights.take(number, self.number, backward=True))
+        for cast in self._casts.pop(number):
+            cast.make()
         executor.draws.microbatch = self.number
         executor.ready.enter(segment.states)
         gradients = [self._gradient(key) for key in edges]

@@ -3,7 +3,7 @@ as CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from ..parts import Draws, Recording, record
+from .casts import Cast
 from .compiling import FasterRecording
 from .keys import Key, State, Window
 from .listing import shortened
@@ -32,7 +33,9 @@ class _Recorded:
 class RecordedSegment:
     """One segment. `takes` is by window what it takes, `states` are the parameters and buffers among that."""
 
-    def __init__(self, segment: Segment, weaver: Weaver, draws: Draws, *, compiled: bool, graphed: bool) -> None:
+    def __init__(
+        self, segment: Segment, weaver: Weaver, draws: Draws, *, compiled: bool, graphed: bool, gathered: Set[int]
+    ) -> None:
         self._segment, self._weaver, self._draws = segment, weaver, draws
         self._compiled, self._graphed = compiled, graphed
         self.takes = weaver.windows.takes(segment)
@@ -41,11 +44,14 @@ class RecordedSegment:
         windows = [(i, key) for i, key in enumerate(self.takes) if isinstance(key, Window)]
         self._changing = {i for i, key in windows if key.tensor in updated}
         self._recorded: _Recorded | None = None
+        is_plain = not (segment.recompute or compiled or graphed)  # others keep what autograd is not asked for
+        self._gathered = [i for i, key in windows if key.tensor in gathered and is_plain]
+        self.casts: list[Cast] = []  # of gathered weights, in the last run
 
     def run(self, inputs: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """What the segment makes of what it takes, with its autograd graph."""
         if self._recorded is None:
-            if not self._segment.recompute:
+            if not (self._segment.recompute or self._gathered):
                 return self._record(inputs)
             self._record(self._unchanged(inputs))  # what it makes keeps all between
         found = self._recorded
@@ -54,6 +60,8 @@ class RecordedSegment:
             made = self._replay(found.recording, inputs)
         else:
             made = found.faster.attempt("forward", lambda: self._replay(found.recording, inputs))
+        made, casts = made[: len(found.gives)], made[len(found.gives) :]
+        self.casts = [Cast(*pair) for pair in zip(casts[::2], casts[1::2])]
         return dict(zip(found.gives, made, strict=True))
 
     def _replay(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -79,6 +87,7 @@ class RecordedSegment:
 
         with self._weaver.place:
             recording, outputs = record(act, inputs, self._draws)
+        recording.put_out_casts(self._gathered)
         self._recorded = _Recorded(recording, gives, self._made_faster(recording))
         return dict(zip(gives, outputs, strict=True))
 
