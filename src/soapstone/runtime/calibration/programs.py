@@ -123,8 +123,9 @@ class Programs:
     ) -> partial[torch.Tensor]:
         ranks = self._meter.everyone[: topology.num_devices]
         parallel = parallelize(
-            work, graph, topology, strategy, ranks=ranks, transport=self._meter.transport, device=self._place
-        )
+            work, graph, topology, strategy, ranks=ranks, transport=self._meter.transport, device=self._place,
+            in_place=False,
+        )  # fmt: skip
         return partial(parallel.step, *work.batch, sync=sync)
 
 
