@@ -62,6 +62,8 @@ class Store:
         found: dict[int, Shard] = {}
         for name, full in state:
             if name in self.graph.counters:
+                if in_place:
+                    full.data = full.detach().to(place)
                 self.counters[name] = full.detach() if in_place else full.detach().clone()
             i = known.get(name, -1)
             boxes = self.read_boxes(i)

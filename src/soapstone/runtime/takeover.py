@@ -38,8 +38,8 @@ class Takeover:
                 _owners[model] = ref(self)
 
     def free(self, store: Store, place: torch.device) -> None:
-        """Free the parameters that this rank does not keep whole. Those stay of which some elements are read by no
-        rank, since nobody else has their values."""
+        """Free the parameters that this rank does not keep whole, and put the rest of the model on the rank's device.
+        Parameters stay if some of their elements are read by no rank, since nobody else has these values."""
         if not self.is_granted:
             return
         kept = {id(shard.tensor) for shard in store.shards.values()}
@@ -52,6 +52,9 @@ class Takeover:
                 parameter.data = parameter.new_empty(0)  # an optimizer may still have it
             _moved.add(self._model)
             _explain(self._model, place)
+        for tensor in state_of(self._model).values():
+            if not tensor.is_meta and tensor.device != place:
+                tensor.data = tensor.data.to(place)
 
 
 def check_whole(model: nn.Module) -> None:

@@ -56,9 +56,9 @@ def capture(
 
 def capture_again(work: Workload, like: OperatorGraph) -> OperatorGraph:
     """The graph of a workload as it is now, with the settings of another. Raises CaptureError as `capture` does."""
-    settings = like.settings
+    settings, work = like.settings, work.off_meta()  # a rank may have freed some of the parameters
     return capture(
-        work.off_meta(),  # a rank may have freed some of the parameters
+        work.filled(*(x.to(work.place) for x in work.batch)),
         batch_dim=list(settings.batch_dims),
         batch_norm=settings.batch_norm,
         chunk=settings.chunk,
