@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import soapstone as ss
 from soapstone.costs import peak_flops
@@ -99,3 +100,16 @@ def test_a_proof_has_time_and_says_what_it_lacks(soapstone: Soapstone) -> None:
     words = ("search", "lenet", "-t", "p100:1x4", "--method", "exhaustive", "--no-save")
     assert "For a proof, give it more time with --budget." in soapstone(*words, "--budget", "0.001").out
     assert "600 for exhaustive" in " ".join(soapstone("search", "--help").out.split())
+
+
+def test_frozen_weights_have_no_gradient_to_count() -> None:
+    """LoRA's frozen layer passes a gradient on, and has none of its own; the layer before the adapter has neither."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
+    graph = ss.capture(model, (torch.randn(8, 32),), loss=torch.sum)
+    topology = ss.Topology.parse("h100:1x1")
+    sim = ss.simulate(graph, topology, ss.baselines.data_parallel(graph, topology))
+    first, adapter, last, *rest = (op.flops for op in graph.ops)
+    done = first + 3 * adapter + 2 * last + 3 * sum(rest)
+    assert sim.throughput.mfu == pytest.approx(done / (sim.makespan * (peak_flops("h100", "float32") or 0)))

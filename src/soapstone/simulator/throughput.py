@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ..costs import peak_flops
-from ..graph import OperatorGraph
+from ..graph import Op, OperatorGraph
 from ..topology import Topology
-
-BACKWARD = 2  # times the forward flops, as is usual: one product for each factor's gradient
 
 
 @dataclass(frozen=True)
@@ -52,5 +50,13 @@ def _flops(graph: OperatorGraph) -> tuple[int, str]:
     for op in graph.ops:
         dtype = op.values[op.steps[op.head].outputs[0]].dtype
         precision = "tf32" if dtype == "float32" and op.kind.startswith("conv") else dtype
-        counts[precision] += op.flops * (1 + BACKWARD * op.backward)
+        counts[precision] += op.flops * (1 + _products(graph, op))
     return sum(counts.values()), counts.most_common(1)[0][0]
+
+
+def _products(graph: OperatorGraph, op: Op) -> int:
+    """What backward takes in times the forward flops: as is usual, one product for each factor's gradient. A frozen
+    weight has none."""
+    parameters = [graph.tensors[o.tensor] for o in op.inputs if graph.tensors[o.tensor].source == "parameter"]
+    is_frozen = bool(parameters) and not any(parameter.grad for parameter in parameters)
+    return (1 if is_frozen else 2) if op.backward else 0
