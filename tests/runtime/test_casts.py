@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -55,11 +57,21 @@ def test_weights_that_are_cast_anew_train_like_those_that_stay(
         free(cast)
         freed.append(cast._bytes)
 
+    def kept(cast: Cast) -> None:
+        make(cast)
+        again.append(weakref.ref(cast))
+
+    make = Cast.make
+    again: list[weakref.ref[Cast]] = []
+    monkeypatch.setattr(Cast, "make", kept)
     monkeypatch.setattr(Cast, "free", counted)
     found, weights = trained(precision, "fsdp", microbatches)
     assert found == pytest.approx(losses, rel=1e-6)
     for name, tensor in state.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-6)
+    gc.collect()
+    assert again
+    assert not any(cast() for cast in again)  # nor do they stay after backward
     assert freed.count(2 * WIDTH * WIDTH) == 2 * 2 * 3 * microbatches  # layers, ranks, steps
 
 

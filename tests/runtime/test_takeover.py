@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
+import pickle
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -79,6 +83,102 @@ def test_parameters_that_are_cut_or_elsewhere_are_freed_until_a_state_is_loaded(
         made(works[rank], "mlp", baseline, transport).step(*batch)
 
     ss.run_threads(2, run)
+
+
+def freed(act: Callable[[Parallel, nn.Module], None]) -> None:
+    """Under `fsdp`, after a step."""
+    works = [CASES["mlp"].workload() for _ in range(2)]
+
+    def run(rank: int, transport: ThreadTransport) -> None:
+        parallel = made(works[rank], "mlp", "fsdp", transport)
+        parallel.step(*works[rank].batch)
+        act(parallel, works[rank].model)
+
+    ss.run_threads(2, run)
+
+
+CUT = "this model's parameters are cut between ranks"
+
+
+def test_a_state_that_does_not_load_leaves_no_unset_memory() -> None:
+    def act(parallel: Parallel, model: nn.Module) -> None:
+        state = parallel.state_dict()
+        missing = state.pop("last.weight")
+        for load in (lambda: model.load_state_dict(state), lambda: model.load_state_dict({}, strict=False)):
+            with contextlib.suppress(RuntimeError):
+                load()
+            with pytest.raises(ss.SoapstoneError, match=CUT):
+                model.state_dict()
+        model.load_state_dict({"last.weight": missing}, strict=False)
+        assert not any(parameter.is_meta for parameter in model.parameters())
+        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
+
+    freed(act)
+
+
+def test_copies_and_parts_of_a_model_are_guarded_as_it_is() -> None:
+    def act(parallel: Parallel, model: nn.Module) -> None:
+        twin, state = copy.deepcopy(model), parallel.state_dict()
+        for each in (twin, model.get_submodule("last"), twin.get_submodule("last")):
+            with pytest.raises(ss.SoapstoneError, match=CUT):
+                each.state_dict()  # type: ignore[operator]
+        twin.load_state_dict(state)
+        assert all(torch.equal(state[name], tensor) for name, tensor in twin.state_dict().items())
+        with pytest.raises(ss.SoapstoneError, match=CUT):
+            model.state_dict()
+        model.load_state_dict(state)
+        assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+    freed(act)
+
+
+def test_a_model_without_its_parameters_is_not_pickled() -> None:
+    def act(parallel: Parallel, model: nn.Module) -> None:
+        for each in (model, copy.deepcopy(model)):
+            with pytest.raises(ss.SoapstoneError, match=CUT):
+                pickle.dumps(each)
+            each.load_state_dict(parallel.state_dict())
+            assert torch.equal(pickle.loads(pickle.dumps(each)).last.weight, parallel.state_dict()["last.weight"])
+
+    freed(act)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 1)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x)))  # type: ignore[no-any-return]
+
+
+def test_statistics_that_another_rank_updates_are_missed() -> None:
+    works = [ss.Workload(Normed(), (torch.randn(8, 4).double(),), loss=torch.sum) for _ in range(2)]
+    graph, topology = ss.capture(works[0]), ss.Topology.parse("cpu:1x2")
+    (norm,) = [op.name for op in graph.ops if op.updates]
+    strategy = ss.baselines.data_parallel(graph, topology).replace({norm: ss.Configuration({}, (0,))})
+
+    def run(rank: int, transport: ThreadTransport) -> None:
+        parallel = ss.parallelize(works[rank], graph, topology, strategy, transport=transport)
+        parallel.step(*works[rank].batch)
+        state = parallel.state_dict()
+        if rank == 1:
+            with pytest.raises(ss.SoapstoneError, match=CUT):
+                works[rank].model.state_dict()
+            works[rank].model.load_state_dict(state)
+        found = works[rank].model.state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+    ss.run_threads(2, run)
+
+
+def test_hooks_of_parameters_are_refused() -> None:
+    work = CASES["mlp"].workload()
+    next(work.model.parameters()).register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))  # type: ignore[no-untyped-call]
+    with pytest.raises(ss.SoapstoneError, match=r"'first.weight' has a hook, which would see this rank's part"):
+        made(work, "mlp", "data", alone())
 
 
 def test_a_model_that_stays_as_it_is() -> None:

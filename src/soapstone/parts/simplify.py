@@ -42,7 +42,7 @@ def simplify(graph: fx.Graph) -> None:
 def _widen_hulls(graph: fx.Graph) -> None:
     """Where a slice is padded with values that nobody reads, take more of the tensor."""
     for node in list(graph.nodes):
-        if _name(node) != "pad" or not isinstance(node.kwargs.get("value"), Unread):
+        if _name(node) != "pad" or not isinstance(node.kwargs.get("value"), Unread) or _is_put_out(node):
             continue
         source = _unsliced(node.args[0])
         if _name(source) != "narrow" or SHAPE not in source.args[0].meta:
@@ -91,7 +91,8 @@ def _split(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if _name(node) == "narrow" and node.users and SHAPE in node.args[0].meta:
             source, axis, start, length = node.args
-            slices[source, axis][start, length] = node
+            if length > 0:
+                slices[source, axis][start, length] = node
     for (source, axis), found in slices.items():
         sizes: list[int] = []
         place = 0

@@ -145,6 +145,11 @@ def _check_arguments(work: Workload, graph: OperatorGraph, dropout: str, weights
         if found is None or tuple(found.shape) != tensor.shape or found.dtype != getattr(torch, tensor.dtype):
             described = f"{tensor.dtype} tensor {tensor.name!r} of shape {list(tensor.shape)}"
             raise RankError(f"the model has no {described}, but the graph has; capture the model anew")
+        if found._backward_hooks or getattr(found, "_post_accumulate_grad_hooks", None):
+            raise RankError(
+                f"the parameter {tensor.name!r} has a hook, which would see this rank's part of its gradient alone; "
+                "remove the hook, and change gradients of parallel.parameters() after a step"
+            )
         if tensor.grad and not found.requires_grad:
             raise RankError(f"{tensor.name!r} was trained when the graph was captured, but is frozen now; capture anew")
 

@@ -59,10 +59,11 @@ class Microbatch:
         executor.timed(WAIT, lambda: weights.take(number, self.number, backward=False))
         executor.draws.microbatch = self.number
         outputs = self._run(number)
+        casts = executor.segments[number].take_casts()
         weights.release(number, self.number, backward=False)
         if number in executor.differentiated:
-            self._casts[number] = executor.segments[number].casts
-            for cast in self._casts[number]:
+            self._casts[number] = casts
+            for cast in casts:
                 cast.free()
             self._edges[number] = {key: edge_of(output) for key, output in outputs.items()}
         for key, output in outputs.items():

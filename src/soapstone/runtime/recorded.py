@@ -46,7 +46,7 @@ class RecordedSegment:
         self._recorded: _Recorded | None = None
         is_plain = not (segment.recompute or compiled or graphed)  # others keep what autograd is not asked for
         self._gathered = [i for i, key in windows if key.tensor in gathered and is_plain]
-        self.casts: list[Cast] = []  # of gathered weights, in the last run
+        self._casts: list[Cast] = []
 
     def run(self, inputs: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """What the segment makes of what it takes, with its autograd graph."""
@@ -61,8 +61,13 @@ class RecordedSegment:
         else:
             made = found.faster.attempt("forward", lambda: self._replay(found.recording, inputs))
         made, casts = made[: len(found.gives)], made[len(found.gives) :]
-        self.casts = [Cast(*pair) for pair in zip(casts[::2], casts[1::2])]
+        self._casts = [Cast(*pair) for pair in zip(casts[::2], casts[1::2])]
         return dict(zip(found.gives, made, strict=True))
+
+    def take_casts(self) -> list[Cast]:
+        """The casts of gathered weights that the last run has made; they are the caller's now."""
+        found, self._casts = self._casts, []
+        return found
 
     def _replay(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         def act(*xs: torch.Tensor) -> list[torch.Tensor]:
