@@ -41,7 +41,13 @@ def wholes(x: torch.Tensor) -> list[torch.Tensor]:
     return [x[:, 0:][:, ::1].exp() + x.narrow(1, 0, 8)]
 
 
-def casts(x: torch.Tensor) -> list[torch.Tensor]:
+def raised(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x.to(torch.float32)
+    return [y.to(torch.float64).pow(2) * y.to(torch.float64)]
+
+
+def lowered(x: torch.Tensor) -> list[torch.Tensor]:
+    """As autocast does for each op, which adds the gradients in the larger type."""
     return [x.to(torch.float32).pow(2) * x.to(torch.float32)]
 
 
@@ -60,7 +66,8 @@ CASES: dict[Any, tuple[dict[str, int], dict[str, int]]] = {
     hulls: ({"split": 1}, {"pad": 0}),
     zeros: ({"pad": 1}, {}),
     wholes: ({}, {"narrow": 0}),
-    casts: ({"to": 1}, {}),
+    raised: ({"to": 2}, {}),
+    lowered: ({"to": 2}, {}),
     changed: ({"to": 2}, {}),
 }
 
@@ -77,3 +84,12 @@ def test_it_computes_the_same_with_fewer_calls(act: Any) -> None:
     calls = Counter(getattr(node.target, "__name__", node.target) for node in recording.graph.nodes)
     there, not_there = CASES[act]
     assert all(calls[name] == count for name, count in (there | not_there).items()), calls
+
+
+def test_a_parameter_is_cast_once() -> None:
+    """As autocast does, too."""
+    recording, _ = record(lambda xs, _: lowered(xs[0]), [torch.nn.Parameter(torch.ones(3, 8))], None)
+    assert sum(node.target == "to" for node in recording.graph.nodes) == 0  # float32 already
+    weight = torch.nn.Parameter(torch.ones(3, 8, dtype=torch.float64))
+    recording, _ = record(lambda xs, _: lowered(xs[0]), [weight], None)
+    assert sum(node.target == "to" for node in recording.graph.nodes) == 1

@@ -210,7 +210,7 @@ def test_a_second_parallel_of_a_model_gets_copies() -> None:
 
 
 class Table(nn.Module):
-    """One rank reads the first rows of a table, another the next; nobody reads the last ones."""
+    """Forward reads the first rows of the table; no rank reads the last ones."""
 
     def __init__(self) -> None:
         super().__init__()

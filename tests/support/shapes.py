@@ -9,7 +9,7 @@ from .training import Batches
 
 
 def resized(batch: tuple[torch.Tensor, ...], *shape: int) -> tuple[torch.Tensor, ...]:
-    """So many samples, and places in each; what is missing is there twice."""
+    """The batch with these lengths along its first axes, cut or filled by repetition."""
     for axis, size in enumerate(shape):
         batch = tuple(torch.cat([x, x], axis).narrow(axis, 0, size).contiguous() for x in batch)
     return batch

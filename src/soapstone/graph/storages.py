@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .ops import Op, Tensor
+from .ops import ITEM_SIZES, Op, Tensor
 
 CAST = "_to_copy"
 _TURNS = ("permute", "transpose", "t")
@@ -32,7 +32,8 @@ def storages(op: Op) -> list[int]:
 
 class Casts:
     """The values that stay in memory until backward, op after op. Several ops may cast a tensor to one type, each for
-    itself; on one device there is one such cast, which counts where it is first."""
+    itself. A segment makes one such cast if it is of a parameter or to a larger type. So it counts where it is first,
+    as if all these ops were in one segment."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
@@ -50,11 +51,13 @@ class Casts:
         order."""
         kept = self._owners(op)
         for value, number in self.of(op):
-            cast = op.inputs[number].tensor, op.values[value].dtype
-            if value in kept and cast in self._known:
+            tensor, dtype = op.inputs[number].tensor, op.values[value].dtype
+            source = self._tensors[tensor]
+            if value not in kept or (source.source != "parameter" and ITEM_SIZES[dtype] <= ITEM_SIZES[source.dtype]):
+                continue
+            if (tensor, dtype) in self._known:
                 kept.remove(value)
-            elif value in kept:
-                self._known.add(cast)
+            self._known.add((tensor, dtype))
         return kept
 
     def _owners(self, op: Op) -> set[int]:

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 
 from .place import Draws, Place
-from .simplify import SHAPE, casts_of, simplify
+from .simplify import BYTES, IS_PARAMETER, SHAPE, casts_of, simplify
 
 Outputs = list[torch.Tensor]
 Function = Callable[[Sequence[torch.Tensor], Draws | None], Outputs]
@@ -170,6 +170,8 @@ class _Recorder(TorchFunctionMode):
     def take(self, name: str, tensor: torch.Tensor) -> None:
         with self.graph.inserting_after(self._last_input) if self._last_input else self.graph.inserting_before():
             self._last_input = self.graph.placeholder(name)
+        if isinstance(tensor, torch.nn.Parameter):
+            self._last_input.meta[IS_PARAMETER] = True
         self._know(tensor, self._last_input)
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
@@ -213,6 +215,7 @@ class _Recorder(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             self._nodes[id(result)] = node
             node.meta.setdefault(SHAPE, tuple(result.shape))
+            node.meta.setdefault(BYTES, result.itemsize)
             return
         for i, item in enumerate(result):
             if isinstance(item, torch.Tensor):

@@ -1,7 +1,7 @@
 """Makes a recording simpler: fewer casts, views and gradients.
 
 The parts of a segment are written one by one. Several of them cast the same tensor, each for itself, and autograd would
-keep every result for backward. Slices that together make up a tensor, such as the halves of a gated layer, would each
+keep every result for backward. Slices of a tensor that do not overlap, such as the halves of a gated layer, would each
 have a gradient as large as the tensor; those of a split are put together once.
 """
 
@@ -19,7 +19,7 @@ from .frames import Unread
 
 Node = Any  # fx.Node, whose arguments have no types
 
-SHAPE = "shape"  # of what a node makes, in its meta
+SHAPE, BYTES, IS_PARAMETER = "shape", "bytes", "is_parameter"  # in a node's meta: its shape, and the bytes of a number
 _CASTS = {"_to_copy", "to"}
 _VIEWS = {
     *("detach", "expand", "flatten", "getitem", "narrow", "permute", "reshape", "select", "slice", "squeeze"),
@@ -40,7 +40,7 @@ def simplify(graph: fx.Graph) -> None:
 
 
 def _widen_hulls(graph: fx.Graph) -> None:
-    """Where a slice is padded with values that nobody reads, take more of the tensor."""
+    """Replace padding that nobody reads by a wider slice of the tensor."""
     for node in list(graph.nodes):
         if _name(node) != "pad" or not isinstance(node.kwargs.get("value"), Unread) or _is_put_out(node):
             continue
@@ -64,7 +64,7 @@ def _drop_whole_slices(graph: fx.Graph) -> None:
 
 
 def _unsliced(node: Node) -> Node:
-    """What a slice of everything is taken of."""
+    """The tensor itself if the node is a slice of all of it, else the node."""
     if node.target is operator.getitem and isinstance(node.args[1], tuple) and all(map(_is_all, node.args[1])):
         return node.args[0]
     is_narrow = _name(node) == "narrow" and SHAPE in node.args[0].meta
@@ -76,13 +76,21 @@ def _is_all(index: Any) -> bool:
 
 
 def _make_once(graph: fx.Graph) -> None:
-    """Make each cast and view of a tensor once."""
+    """Make each cast and view of a tensor once. A cast to a smaller type stays, unless it is of a parameter: eager
+    PyTorch makes one for each op, and adds the gradients in the larger type."""
     first: dict[tuple[str, str, str], Node] = {}
     for node in list(graph.nodes):
-        if _name(node) in _CASTS | _VIEWS and not _is_output(node):
+        if (_name(node) in _VIEWS or _is_made_once(node)) and not _is_output(node):
             known = first.setdefault((str(node.target), repr(node.args), repr(node.kwargs)), node)
             if known is not node:
                 node.replace_all_uses_with(known)
+
+
+def _is_made_once(node: Node) -> bool:
+    if _name(node) not in _CASTS:
+        return False
+    source = node.all_input_nodes[0].meta
+    return IS_PARAMETER in source or node.meta.get(BYTES, 0) > source.get(BYTES, 0)
 
 
 def _split(graph: fx.Graph) -> None:

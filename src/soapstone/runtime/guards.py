@@ -1,9 +1,9 @@
 """Makes functions of torch raise RankError if they would be silently wrong on the plain model or on one rank's shards.
 
-A loop that was written for one device passes torch the plain model, which no step trains, or a rank's shards as if they
-were all parameters. torch's functions only see tensors. So functions that would go wrong are wrapped when the first
-model becomes parallel, and look up here whose tensors they were given. Of these, training itself calls only
-`optimizer.step`, where each optimizer is checked once.
+A loop that was written for one device passes torch the plain model, although steps may train other tensors, or a
+rank's shards as if they were all parameters. torch's functions only see tensors. So functions that would go wrong are
+wrapped when the first model becomes parallel, and look up here whose tensors they were given. Of these, training
+itself calls only `optimizer.step`, where each optimizer is checked once.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _check_scaler(optimizer: optim.Optimizer) -> None:
 def _check_model(model: nn.Module) -> None:
     if any(each.is_stale(model) for each in _all()):
         raise RankError(
-            "the plain model does not have the trained weights, since they are cut between ranks; call "
+            "the plain model does not have the trained weights: this Parallel trains tensors of its own; call "
             "model.load_state_dict(parallel.state_dict()) first, on every rank"
         )
 

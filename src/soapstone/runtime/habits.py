@@ -13,7 +13,7 @@ _STEP = "call parallel.step(inputs, targets) to train, which returns the loss, o
 _MOVED = "its device and types are fixed; give parallelize() a device=, or convert the model before ss.capture"
 _WRITTEN = {
     "forward": _STEP,
-    "module": "the plain model that was captured has the trained weights, unless they are cut between ranks: then "
+    "module": "the captured model has the trained weights if this rank keeps all of them whole and in place; otherwise "
     "call model.load_state_dict(parallel.state_dict())",
     "train": "parallel.step runs in the mode in which the model was captured; leave train() out",
     "eval": "parallel.evaluate(inputs) is always in eval mode; leave eval() out",

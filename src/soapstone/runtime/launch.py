@@ -45,9 +45,9 @@ def parallelize(
     on_nan: str = "ignore",
     in_place: bool = True,
 ) -> Parallel:
-    """Make this rank's share of a model under a strategy; every rank calls it. The share takes the place of the model:
-    parameters that this rank keeps whole are the model's own and train in it, and the others are freed. With
-    `in_place=False` the model stays as it is, and takes memory beside the share.
+    """Make this rank's part of a model under a strategy; every rank calls it. Parameters that this rank keeps whole and
+    unsharded are the model's own tensors and are trained in place; the model's other parameters are freed. With
+    `in_place=False` the model is left as it is, and its memory is needed in addition.
 
     Rank i is device i of the topology, unless `ranks` names the rank of each device; ranks beyond that are idle.
     Without a transport it is torch.distributed's default group. Tensors live on `device`, else where the model is; a
@@ -147,7 +147,7 @@ def _check_arguments(work: Workload, graph: OperatorGraph, dropout: str, weights
             raise RankError(f"the model has no {described}, but the graph has; capture the model anew")
         if found._backward_hooks or getattr(found, "_post_accumulate_grad_hooks", None):
             raise RankError(
-                f"the parameter {tensor.name!r} has a hook, which would see this rank's part of its gradient alone; "
+                f"the parameter {tensor.name!r} has a hook, which would see this rank's part of its gradient only; "
                 "remove the hook, and change gradients of parallel.parameters() after a step"
             )
         if tensor.grad and not found.requires_grad:

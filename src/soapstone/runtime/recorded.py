@@ -44,7 +44,7 @@ class RecordedSegment:
         windows = [(i, key) for i, key in enumerate(self.takes) if isinstance(key, Window)]
         self._changing = {i for i, key in windows if key.tensor in updated}
         self._recorded: _Recorded | None = None
-        is_plain = not (segment.recompute or compiled or graphed)  # others keep what autograd is not asked for
+        is_plain = not (segment.recompute or compiled or graphed)  # others do not give casts out
         self._gathered = [i for i, key in windows if key.tensor in gathered and is_plain]
         self._casts: list[Cast] = []
 

@@ -51,7 +51,7 @@ class Store:
         self, simulation: Simulation, device: int, state: Iterable[tuple[str, torch.Tensor]], place: torch.device,
         in_place: bool = False,
     ) -> None:  # fmt: skip
-        """With `in_place` the tensors of the state that this rank keeps whole become its shards."""
+        """With `in_place` the state's tensors that this rank keeps whole and unsharded become its local parameters."""
         self.graph: OperatorGraph = simulation.played
         self.device = device
         native = simulation.native

@@ -1,8 +1,8 @@
 """What becomes of the user's own model.
 
-A parameter or buffer that a rank keeps whole is the user's own tensor, and trains in place. Parameters that a rank
-keeps in part or not at all move to the meta device, which frees their memory. Then the model's `state_dict` refuses,
-and `load_state_dict` makes the model whole again. A model serves one Parallel at a time; others get copies.
+A parameter or buffer that a rank keeps whole and unsharded is the user's own tensor, and is trained in place. Other
+parameters move to the meta device, which frees their memory. The model's `state_dict` then raises RankError, and
+`load_state_dict` makes the model whole again. A model serves one Parallel at a time; others get copies.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class _Freed:
 
 
 _CUT = (
-    "this model's parameters are cut between ranks; parallel.state_dict(), called on every rank, has them whole, and "
-    "model.load_state_dict() takes them"
+    "this model's parameters are cut between ranks or kept by others; parallel.state_dict(), called on every rank, has "
+    "them whole; load that state with model.load_state_dict() first"
 )
 
 

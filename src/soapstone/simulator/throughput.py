@@ -55,8 +55,8 @@ def _flops(graph: OperatorGraph) -> tuple[int, str]:
 
 
 def _products(graph: OperatorGraph, op: Op) -> int:
-    """What backward takes in times the forward flops: as is usual, one product for each factor's gradient. A frozen
-    weight has none."""
+    """Backward's flops as a multiple of forward's: one product for each factor's gradient. A frozen weight has no
+    gradient."""
     parameters = [graph.tensors[o.tensor] for o in op.inputs if graph.tensors[o.tensor].source == "parameter"]
     is_frozen = bool(parameters) and not any(parameter.grad for parameter in parameters)
     return (1 if is_frozen else 2) if op.backward else 0
