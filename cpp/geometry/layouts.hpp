@@ -38,7 +38,7 @@ struct Layout {
   std::vector<Share<OutputPart>> outputs;
   Extents extents;
   // Bytes: what stays for backward, is put out, is held at work; and what it reads, of values and of trained
-  // parameters. Of what stays, `casts` are of parameters that several parts read: sharded, these are gathered anew.
+  // parameters. `casts`, a part of `saved`, are casts of parameters that several parts read.
   By<Part, int64_t> saved, made, working, read, trained, casts;
 
   auto parts() const { return range<Part>(num_parts); }

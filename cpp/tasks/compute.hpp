@@ -44,7 +44,7 @@ struct OpState {
   std::shared_ptr<const Layout> layout;
   std::unique_ptr<OpBlock> block;
 
-  // Of what a part saves: sharded parameters are gathered anew, in the type in which they are used.
+  // Bytes of `saved` that do not stay: casts of sharded parameters are made again for backward.
   int64_t gathered_anew(Part part) const { return configuration.shard == Shard::all ? layout->casts[part] : 0; }
 };
 

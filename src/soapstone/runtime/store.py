@@ -119,7 +119,7 @@ class Store:
         return sum(common(box, each) for each in own) == common(box, box)
 
     def _shared_by(self, strategy: Strategy) -> dict[int, str]:
-        """The parameters of which this rank keeps a share, and what of them is shared: the optimizer's state or all."""
+        """The parameters of which this rank keeps a share, each with its `shard`: "optimizer" or "all"."""
         found: dict[int, str] = {}
         for op, trained in zip(self.graph.ops, self.graph.trains):
             shard = strategy[op.name].shard
